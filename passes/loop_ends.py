@@ -100,7 +100,7 @@ class Ends:
     def grow(
         self, groups: list[list[Node]], first: list[Node], obstacle: Callable[[Node], str | None], direction: int
     ) -> Iterator[Verdict]:
-        """Add joining nodes to ``groups``, from the loop outwards; ``direction`` is -1 before the loop and 1 after it."""
+        """Add joining nodes to ``groups``, from the loop outwards; ``direction``: -1 before the loop, 1 after it."""
         waiting = [(direction * self.order[node], node) for node in dict.fromkeys(first) if node.op != "output"]
         heapq.heapify(waiting)
         seen = set(first)

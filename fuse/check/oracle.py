@@ -498,7 +498,7 @@ def _locate(call: CheckCall, compiled: Compiled, seed: int) -> str:
     fresh = copied(call)
     leaves = pytree.tree_leaves((fresh.args, fresh.kwargs))
     signature = captured.meta["signature"]
-    carry = carried(fresh.model, signature.kept, leaves, None)
+    carry = carried(fresh.model, signature.mutated, leaves, None)
     given = carry.extend(leaves, None)[0] if carry else leaves
     sources = sources_of(signature.inputs, fresh.model, len(leaves))
     tensors = [given[source] if isinstance(source, int) else source for source in sources]

@@ -34,7 +34,7 @@ from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.graph.mutated_attributes import Plan
 from fuse.graph.outputs import cone, finished, outputs_of
-from fuse.graph.recomputing import computed_again_in_step
+from fuse.graph.recomputing import recomputed_in_step
 from fuse.graph.signature import OutputSpec
 
 
@@ -206,7 +206,7 @@ class _BodyRecorder(ReplayRecorder):
             return convolving.formula(args)
         return super().formula(op, args)
 
-    def computed_again(
+    def recomputed(
         self, gradients: Mapping[int, Node], reads: Mapping[Node, Sequence[Node]], kept: Set[Node]
     ) -> dict[Node, None]:
         """Nodes to recompute in the backward step. Invariants, inputs and collected outputs cost nothing to save."""
@@ -226,7 +226,7 @@ class _BodyRecorder(ReplayRecorder):
             value: Tensor = root.meta["val"]
             return 0 if free else value.numel() * value.dtype.itemsize
 
-        return computed_again_in_step(reads, price, stacked, root_of)
+        return recomputed_in_step(reads, price, stacked, root_of)
 
     def _finish(self, result: Any) -> GraphModule:
         module = super()._finish(result)

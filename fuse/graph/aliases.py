@@ -1,7 +1,6 @@
-"""Tensors as places in a storage: a base, and the chain of views that leads from it to an alias.
+"""Storages and tensors during a recording: a base for each storage, an alias for each tensor.
 
-x                      base
-y = x[:, 1]            alias of it by (select, 1, 1)
+x                      base y = x[:, 1]            alias: the base of x, and the view (select, 1, 1)
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class View:
-    """One step of an alias' chain: ``op(previous, *args, **kwargs)``."""
+    """One view in the chain of an alias: ``op(previous, *args, **kwargs)``."""
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -29,7 +28,11 @@ class View:
 
 @dataclass(slots=True)
 class Base:
-    """One storage. ``root`` is the first tensor seen on it; ``node`` is the current value, in the root's layout."""
+    """One storage.
+
+    ``root``: the first tensor seen on this storage. ``node``: the current value, in the layout of ``root``.
+    ``version``: the number of writes so far. ``input_index``: the input that writes are copied back into.
+    """
 
     root: Tensor
     node: Node
@@ -39,9 +42,9 @@ class Base:
 
 @dataclass(slots=True)
 class Alias:
-    """One tensor object: where its elements live, and the node that held its value at ``version`` of the base.
+    """One tensor object: its storage (``base``) and the ``chain`` of views that leads to it from the base.
 
-    ``made`` is the node whose metadata is the tensor object itself.
+    ``node`` held its value when the base had this ``version``. ``made``: the node whose metadata is the tensor object.
     """
 
     tensor: Tensor
@@ -53,7 +56,7 @@ class Alias:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """A number that tensors on the same storage share."""
+    """The identity of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -76,7 +79,11 @@ def written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str
 def part_as_view(
     op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
 ) -> View | None:
-    """The ``slice`` or ``select`` that yields one part of ``split``, ``split_with_sizes`` or ``unbind``."""
+    """The ``slice`` or ``select`` that equals result number ``position`` of ``split``, ``split_with_sizes`` or
+    ``unbind``.
+
+    None for other operators.
+    """
     schema = op._schema.arguments
     bound: dict[str, Any] = (
         {a.name: a.default_value for a in schema}

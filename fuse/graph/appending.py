@@ -1,9 +1,9 @@
-"""Append calls to a graph: what ``Graph.create_node`` does, in less than half of its time.
+"""Append calls to a graph in less than half the time of ``Graph.create_node``.
 
     append = Appender(graph)
     y = append(add, (x, 1), {}, value, "model.py:1")
 
-``create_node`` parses names and looks through arguments for symbolic sizes, which a captured graph has none of.
+``create_node`` parses names, and searches the arguments for symbolic sizes. A captured graph has no symbolic sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fuse.graph.naming import new_name
 
 
 class Appender:
-    """Puts new nodes at the end of ``graph``.
+    """Appends nodes to ``graph``.
 
     >>> graph = Graph()
     >>> append = Appender(graph)
@@ -34,10 +34,10 @@ class Appender:
         self._names = graph._graph_namespace._obj_to_name
         self._put_last = getattr(graph._root, "_prepend", graph._root.prepend)
         self._targets: dict[int, tuple[str, dict[Node, None]]] = {}
-        """By the ``id`` of a target: what its nodes are called, and torch.fx's list of them."""
+        """``id`` of a target -> the base name of its nodes, and torch.fx's table of these nodes."""
 
     def __call__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, source: str) -> Node:
-        """A node that calls ``target``, with its value and the user's line."""
+        """Append a call of ``target``; its metadata is the ``value`` and the user's line ``source``."""
         graph, known = self._graph, self._targets.get(id(target))
         if known is None:
             alike = graph._find_nodes_lookup_table.table["call_function", target]

@@ -1,13 +1,13 @@
-"""Changes that ``forward`` can make without an operator: attributes of modules, and contents of their containers.
+"""Find and undo what ``forward`` changes without an operator: attributes of modules, and Python containers in them.
 
-    before = snapshots_of(model)          every container and object that the model reaches, with a list of what is in it
+    before = snapshots_of(model)     every container and object that the model reaches, with its contents
     model(...)
-    restore(before, same)            the very objects put back, in their order; the changes that matter are listed
+    restore(before, same)            puts the same objects back, in their order, and lists the changes that matter
 
-Capture runs ``forward`` with stand-ins for tensors. Whatever it stores in the model has to be taken out again. A value
-that eager would have kept for the next call is an effect: of an attribute, one that the runtime can play back
-(:mod:`fuse.graph.mutated_attributes`), of anything else, one that a graph cannot hold. An entry that is there only
-because a stand-in was looked at (in a table keyed by the classes of tensors) is none.
+Capture runs ``forward`` with fake tensors, so everything that it stores in the model has to be removed afterwards. A
+stored value that eager would have kept for the next call is an effect. If it is the value of an attribute, the runtime
+can assign it after each call (:mod:`fuse.graph.mutated_attributes`); a graph cannot represent any other. An entry that
+exists only because fake tensors were seen (in a table keyed by tensor classes) is no effect.
 """
 
 from __future__ import annotations
@@ -47,19 +47,22 @@ _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.
 _OPAQUE = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "fuse"}
 _TRANSPARENT = ("collections", "functools", "types", "weakref", "_thread", "torch.utils.weak")
 _CONCURRENT = ("_thread", "threading", "queue", "_queue", "multiprocessing.queues", "concurrent.futures._base")
-"""Modules of what threads meet at."""
+"""Modules of objects that several threads share: locks, queues, events."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
-"""Entries of a module's dictionary that ``nn.Module`` itself uses."""
+"""Attributes of ``nn.Module`` itself."""
 
 Path = str | tuple[Any, Any]
-"""Where something lies: the path of what holds it and its key there, or a name to start with."""
+"""The way to an object: the name of a start, or (path of the container, key in it)."""
 
 
 @dataclass(frozen=True)
 class ObjectSnapshot:
-    """One object (``live``) and what was in it. ``root`` is the attribute that leads to it; its name is empty where
-    ``live`` is all of a module's attributes."""
+    """The ``contents`` of the object ``live`` at one time.
+
+    ``root``: the module attribute that leads to the object; its name is empty if ``live`` is the attribute dictionary
+    of a module.
+    """
 
     path: Path
     live: Any
@@ -68,13 +71,14 @@ class ObjectSnapshot:
 
     @property
     def name(self) -> str:
-        """Where it lies, as the user would spell it."""
+        """The path of the object, as the user would write it."""
         return spelled(self.path)
 
 
 @dataclass(frozen=True)
 class HeldIterator:
-    """An iterator of Python's own: ``name`` as the user would spell it, and the attribute that leads to it."""
+    """An iterator of Python's own in the model: its ``name`` as the user would write it, and the ``attribute`` that
+    leads to it."""
 
     name: str
     attribute: str
@@ -82,9 +86,12 @@ class HeldIterator:
 
 @dataclass(frozen=True)
 class Change:
-    """Something that is not what it was: ``name`` as the user would spell it, ``attribute`` that leads to it, and
-    whether the attribute itself was assigned (``whole``) and not something that it holds. ``replaced``: the dictionary
-    in which a key has another value, if it is one and no key is new."""
+    """A difference between an object and its snapshot.
+
+    ``name``: the changed part, as the user would write it. ``attribute``: the attribute that leads to it. ``whole``:
+    the attribute itself was assigned, instead of something inside its value. ``replaced``: the dictionary in which the
+    value of an existing key was replaced; None for any other change.
+    """
 
     name: str
     attribute: Attribute
@@ -93,7 +100,7 @@ class Change:
 
 
 def snapshots_of(model: nn.Module) -> list[ObjectSnapshot]:
-    """Everything mutable that the model's attributes lead to, with its present contents.
+    """Snapshots of every mutable object that the model's attributes lead to.
 
     >>> [held.name for held in snapshots_of(nn.Linear(2, 2)) if held.contents.values][:2]
     ['Linear', 'Linear']
@@ -109,7 +116,7 @@ def collect_modules(
     seen: set[int],
     code: list[Any] | None = None,
 ) -> None:
-    """:func:`collect` for all that the modules of a model hold."""
+    """:func:`collect` for the attributes of all modules of ``model``."""
     seen.update(map(id, model.modules()))
     for path, module in model.named_modules():
         collect(type(module).__name__, attributes_of(module), found, seen, Attribute(path, ""), code)
@@ -118,10 +125,10 @@ def collect_modules(
 def collect(
     path: Path, value: Any, found: list[ObjectSnapshot], seen: set[int], root: Attribute, code: list[Any] | None = None
 ) -> None:
-    """Add everything mutable that ``value`` leads to to ``found``, but for those whose ``id`` was ``seen``.
+    """Add a snapshot of every mutable object that ``value`` leads to, except those whose ``id`` is in ``seen``.
 
-    Functions, classes, context variables, generators of random numbers, iterators and objects with a class of the
-    user's are added to ``code``, for whoever follows what runs.
+    Everything whose code may run is added to ``code``: functions, classes, context variables, random generators,
+    iterators, and objects of the user's classes.
     """
     left: list[tuple[Path, Any, Attribute]] = [(path, value, root)]
     while left:
@@ -158,7 +165,7 @@ def collect(
 
 
 def is_atom(kind: type) -> bool:
-    """Whether objects of a class are plain values or tensors, which hold nothing else.
+    """Whether objects of this class are plain values or tensors, which contain no other object.
 
     >>> is_atom(int), is_atom(list)
     (True, False)
@@ -167,10 +174,10 @@ def is_atom(kind: type) -> bool:
 
 
 def _holds_data(kind: type) -> bool:
-    """Whether objects of a class that is no container may hold what ``forward`` changes.
+    """Whether ``forward`` may keep state in objects of this class, which is no container.
 
-    Those of Python's and torch's own classes keep accounts of their own, as loggers do. So do those of fuse: another
-    thread may be compiling them.
+    Classes of Python and torch keep internal records (loggers, for example). So do classes of fuse, and another thread
+    may be changing those.
     """
     if issubclass(kind, nn.Module):
         return not str(module_of(kind)).startswith("fuse.")
@@ -180,15 +187,15 @@ def _holds_data(kind: type) -> bool:
 
 
 def _is_shared(attributes: Iterable[Any]) -> bool:
-    """Whether an object with these attributes is made for several threads, as it holds a lock, an event or a queue.
+    """Whether an object with these attributes is meant for several threads: it holds a lock, an event or a queue.
 
-    Another thread may change it while this one captures: it is not ours to put back.
+    Another thread may change such an object during the capture, so it must not be restored.
     """
     return any(module_of(type(held)) in _CONCURRENT and type(held) is not threading.local for held in attributes)
 
 
 def spelled(path: Path) -> str:
-    """A path as the user would spell it.
+    """The path as the user would write it.
 
     >>> spelled((("model", "cache"), 0))
     'model.cache[0]'
@@ -201,17 +208,17 @@ def spelled(path: Path) -> str:
 
 
 def _plainly(key: Any) -> str:
-    """A key in words, without asking it for them."""
+    """The key as text, without running code of its class."""
     if id(type(key)) in _PLAIN_IDS:
         return str(key)
     return f"<{(key if issubclass(type(key), type) else type(key)).__name__}>"
 
 
 def restore(before: list[ObjectSnapshot], is_fake_of: Callable[[Any, Any], bool]) -> list[Change]:
-    """Put everything back as it was. Returns what had changed.
+    """Restore all objects to their snapshots, and return what had changed.
 
-    ``is_fake_of(now, then)`` says that a tensor is the stand-in of another: storing it changes nothing. Neither does
-    storing an equal number again.
+    ``is_fake_of(now, then)``: whether the tensor ``now`` is the fake tensor of ``then``. Storing a tensor's fake in its
+    place, or an equal number, is no change.
     """
     found: list[Change] = []
     for held in before:
@@ -222,7 +229,7 @@ def restore(before: list[ObjectSnapshot], is_fake_of: Callable[[Any, Any], bool]
 
 
 def changes(held: ObjectSnapshot, is_fake_of: Callable[[Any, Any], bool]) -> Iterator[Change]:
-    """What in an object is not what it was; see :func:`restore`."""
+    """The differences between the object of a snapshot and its earlier contents; see :func:`restore`."""
     now = contents(held.live, held.contents.base)
     if held.contents.keys is None:
         if not _same_contents(now, held.contents, is_fake_of):
@@ -230,7 +237,7 @@ def changes(held: ObjectSnapshot, is_fake_of: Callable[[Any, Any], bool]) -> Ite
         return
     then, live = _by_key(held.contents), _by_key(now)
     if [token for token in live if token in then] != [token for token in then if token in live]:
-        yield Change(held.name, held.root, whole=False)  # an order that tells, say, what was used last
+        yield Change(held.name, held.root, whole=False)  # the order may have a meaning, such as the least recent use
     for token, (key, value) in {**live, **then}.items():
         if token in live and token in then and _same(live[token][1], value, is_fake_of):
             continue
@@ -244,7 +251,8 @@ def changes(held: ObjectSnapshot, is_fake_of: Callable[[Any, Any], bool]) -> Ite
 
 
 def _by_key(held: Contents) -> dict[Any, tuple[Any, Any]]:
-    """Entries by what tells their keys apart without asking them."""
+    """The entries under tokens that need no code of the keys' classes: type and value of a plain key, ``id`` of any
+    other."""
     pairs = zip(held.keys or (), held.values, strict=True)
     return {(type(k), k) if id(type(k)) in _PLAIN_IDS else id(k): (k, v) for k, v in pairs}
 
@@ -257,9 +265,10 @@ def _same_contents(now: Contents, then: Contents, is_fake_of: Callable[[Any, Any
 
 
 def _exists_for_fakes(key: Any, others: Any, is_fake_of: Callable[[Any, Any], bool]) -> bool:
-    """Whether an entry under this key exists only because there are stand-ins.
+    """Whether an entry under this key exists only because of fake tensors.
 
-    It is named by their class, by one that nothing but the entry itself keeps, or by one of a tensor that has an entry.
+    The key is then their class, the fake tensor of an earlier key, a weak reference that is dead or leads to one of
+    these, or a tuple with one of these.
     """
     kind = type(key)
     if issubclass(kind, type):
@@ -273,7 +282,7 @@ def _exists_for_fakes(key: Any, others: Any, is_fake_of: Callable[[Any, Any], bo
 
 
 def _same(now: Any, then: Any, is_fake_of: Callable[[Any, Any], bool]) -> bool:
-    """Whether storing ``now`` where ``then`` was would make no difference to the next call."""
+    """Whether storing ``now`` in place of ``then`` makes no difference to the next call."""
     if now is then:
         return True
     kind = type(now)

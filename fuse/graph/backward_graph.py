@@ -1,13 +1,13 @@
-"""Cut the record of a call and its gradients in two: the call, and the gradients as a graph of their own.
+"""Split the record of a call and its gradients into a forward graph and a backward graph.
 
     y = tanh(x @ w); d = tanh_backward(g, y); dw = t(x) @ d
 
-    forward    y = tanh(x @ w)                      output y, and what is saved: y
-    backward   d = tanh_backward(g, y); t(x) @ d    given y, x, g
+    forward    y = tanh(x @ w)                      output y, and the saved tensors: y
+    backward   d = tanh_backward(g, y); t(x) @ d    inputs y, x, g
 
-What the backward half reads of the forward half is *saved*; views of it are taken again, and so is cheap arithmetic of
-other values that are saved (:mod:`fuse.graph.recomputing`). What is only compared is compared in the forward half
-(:mod:`fuse.graph.comparing_ahead`).
+The values of the forward graph that the backward graph reads are *saved*. Views of saved tensors are taken again, and
+cheap arithmetic on them is recomputed (:mod:`fuse.graph.recomputing`). Comparisons of a value that is only compared
+move to the forward graph (:mod:`fuse.graph.comparing_ahead`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fuse.graph.signature import InputSpec, OutputSpec, Signature
 class BackwardInput:
     """The meaning of a placeholder of a backward graph.
 
-    ``saved``: the value at position ``index`` of the forward graph's output; ``input``: forward placeholder ``index``;
+    ``saved``: output ``index`` of the forward graph; ``input``: placeholder ``index`` of the forward graph;
     ``tangent``: the gradient of leaf ``index`` of the model's result.
     """
 
@@ -39,22 +39,24 @@ class BackwardInput:
     index: int
 
 
-ComputedAgain = Callable[[Mapping[Node, Sequence[Node]], Set[Node]], dict[Node, None]]
-"""Says which operators of the forward half the backward half runs again: given what that half reads, with the operators
-that do, and what is there without being saved, or must be."""
+ChooseRecomputed = Callable[[Mapping[Node, Sequence[Node]], Set[Node]], dict[Node, None]]
+"""``f(reads, kept)``: the forward operators that the backward graph recomputes. ``reads``: forward values -> the
+backward nodes that read them. ``kept``: values that cost nothing to save, or must be saved."""
 
 
-def cut_in_two(
+def split_backward(
     forward: GraphModule,
     output: Node,
     tangents: Mapping[int, Node],
     gradients: Sequence[Node],
     dispatches: Any,
     modules: nn.Module,
-    again: ComputedAgain,
+    again: ChooseRecomputed,
 ) -> tuple[GraphModule, tuple[BackwardInput, ...]]:
-    """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``, but for
-    what ``again`` says."""
+    """Move everything behind the node ``output`` of ``forward`` into a graph of its own.
+
+    The forward values that it reads are added to ``output``, except those that ``again`` recomputes.
+    """
     later = _after(output)
     needed = dict.fromkeys(sorted(cone(gradients, set(later).__contains__)))
     if random := next((n for n in needed if ops.is_random(n.target)), None):
@@ -99,7 +101,7 @@ def cut_in_two(
 
 
 class _BackwardGraph:
-    """The backward graph while it is made: what the nodes of the record are in it."""
+    """The backward graph under construction; ``made`` maps nodes of the record to its nodes."""
 
     def __init__(self, graph: Graph, inputs: Mapping[Node, int], outputs: list[Node]) -> None:
         self.graph = graph
@@ -110,7 +112,7 @@ class _BackwardGraph:
         self.made: dict[Node, Node] = {}
 
     def reads(self, needed: Mapping[Node, None]) -> dict[Node, list[Node]]:
-        """Values of the forward half that the backward half reads, as roots of memory, with their readers."""
+        """The forward values that backward nodes read, as roots of memory, with their readers."""
         found: dict[Node, list[Node]] = {}
         for node in needed:
             for operand in node.all_input_nodes:
@@ -119,7 +121,7 @@ class _BackwardGraph:
         return found
 
     def note(self, node: Node, needed: Mapping[Node, None], again: Mapping[Node, None]) -> None:
-        """Make placeholders for what ``node`` reads of the forward graph."""
+        """Make placeholders for the forward values that ``node`` reads."""
         for operand in node.all_input_nodes:
             if operand not in needed and (root := root_of(operand)) not in again:
                 self.place(root)
@@ -146,7 +148,7 @@ class _BackwardGraph:
         self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
 
     def value(self, node: Node) -> Node:
-        """What ``node`` is here; views of what is saved are taken again."""
+        """The backward graph's node for ``node``; views of saved tensors are taken again."""
         chain = []
         current = node
         while current not in self.made:
@@ -167,7 +169,7 @@ def _after(node: Node) -> list[Node]:
 
 
 def root_of(node: Node) -> Node:
-    """The node whose memory ``node`` lies in."""
+    """The node in whose memory ``node`` lies."""
     while (base := _base(node)) is not None:
         node = base
     return node

@@ -1,9 +1,10 @@
-"""The template of an operator that was recorded: what its arguments were like, and what it makes of such arguments.
+"""The template of a recorded operator call: the metadata of its arguments, and how its results are made.
 
-    mul(f32[4, 8], f32[4, 8])     ->   a new f32[4, 8]                  fits each call on tensors laid out so
-    slice(f32[4, 32], ...)        ->   a view of it that depends on the numbers
+    mul(f32[4, 8], f32[4, 8])     ->   a new f32[4, 8]                  fits every call on tensors of these layouts
+    slice(f32[4, 32], ...)        ->   a view that depends on the numbers
 
-A call is compared with a template argument by argument. No key is made of it, which would take longer than to record it.
+A call is compared with a template argument by argument. Making a hash key of the call would take longer than recording
+it.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ from fuse.graph.aliases import View
 from fuse.graph.fakes import Recipe, TensorMetadata, is_recording
 
 KnownMetadata = Mapping[int, TensorMetadata | None]
-"""Of the tensors that the graph knows, by their ``id``."""
+"""``id`` of a tensor -> its metadata, for the tensors that the graph knows."""
 
 get_default_dtype, is_grad_enabled = torch.get_default_dtype, torch.is_grad_enabled
 
 
 @dataclass(slots=True, eq=False)
 class CallTemplate:
-    """How an operator is recorded. ``args`` and ``kwargs`` have the metadata of a tensor in its without_offset (of one that is
-    computed with: without where it begins). ``recipes`` make the results, ``views`` are what these are of the first
-    argument, where they are views; ``container`` is the type of what holds several results.
+    """How a call of ``op`` is recorded.
 
-    Of an operator that reads a ``part`` of its first argument, ``args`` is the metadata of this one alone, and ``parts``
-    are recipe and view by the arguments behind it.
+    ``args``, ``kwargs``: the arguments, with tensor metadata in place of tensors; without storage offsets if ``op``
+    computes new tensors. ``recipes``: how the results are made. ``views``: for a view operator, the views of the first
+    argument that the results are. ``container``: the type that holds several results.
+
+    For ``select`` and ``slice``, ``args`` has the metadata of the first argument only, and ``parts`` maps the other
+    arguments to recipe and view.
     """
 
     op: OpOverload
@@ -43,11 +46,11 @@ class CallTemplate:
     views: tuple[View, ...] = ()
     parts: dict[tuple[Any, ...], tuple[Recipe, View]] | None = None
     tensors: tuple[int, ...] = field(init=False)
-    """Positions of arguments that are tensors."""
+    """Positions of tensor arguments."""
     lists: tuple[int, ...] = field(init=False)
-    """Positions of arguments that may hold tensors."""
+    """Positions of arguments that may contain tensors."""
     dtype: torch.dtype = field(init=False)
-    """Torch's default, on which results may depend."""
+    """Torch's default dtype, on which results may depend."""
 
     def __post_init__(self) -> None:
         self.tensors = tuple(i for i, a in enumerate(self.args) if type(a) is TensorMetadata)
@@ -56,7 +59,7 @@ class CallTemplate:
 
 
 def fits(template: CallTemplate, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: KnownMetadata) -> bool:
-    """Whether a call of the template's operator is recorded as the template says."""
+    """Whether a call of the template's operator with these arguments is recorded like the template."""
     if kwargs or template.kwargs:
         given = tuple(kwargs.items())
         if (
@@ -77,7 +80,7 @@ def fits(template: CallTemplate, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _alike(expected: Sequence[Any], given: Sequence[Any], known: KnownMetadata) -> bool:
-    """Whether known and constants are those of what is given."""
+    """Whether the given tensors have the expected metadata, and all other arguments are equal."""
     for one, value in zip(expected, given, strict=True):
         if one.__class__ is TensorMetadata:
             metadata = known.get(id(value))
@@ -96,7 +99,7 @@ def _alike(expected: Sequence[Any], given: Sequence[Any], known: KnownMetadata) 
 
 
 def described(values: Any, known: KnownMetadata, ignore_offset: bool) -> Any:
-    """Arguments with known in the without_offset of tensors; ``ignore_offset``: without where in its memory a tensor begins."""
+    """``values`` with tensor metadata in place of tensors, without storage offsets if ``ignore_offset``."""
     if isinstance(values, Tensor):
         metadata = known[id(values)]
         return metadata if metadata is None or not ignore_offset else metadata.without_offset

@@ -1,11 +1,11 @@
-"""Capture: run the model once on fake tensors and record what it dispatches.
+"""Capture a call: run the model once on fake tensors and record the operators that it dispatches.
 
     model, args  ->  recorded operators (what eager launches)  ->  functional graph + signature
 
-A dispatch mode below autograd sees every operator that eager would launch, composites already taken apart. Fake
-tensors carry shapes, strides and dtypes but no data: nothing is allocated. Where ``forward`` reads a value, it is
-computed from the inputs, and what Python learns becomes a result of the graph (:mod:`fuse.graph.value_reads`). The graph
-is a pure function of its placeholders; see :mod:`fuse.graph.signature` for the rest.
+A dispatch mode below autograd sees every operator that eager would launch, after composite operators are decomposed.
+Fake tensors have shapes, strides and dtypes but no data, so nothing is allocated. A value that ``forward`` reads is
+computed from the inputs, and what Python learns becomes a result of the graph (:mod:`fuse.graph.value_reads`). The
+graph is a pure function of its placeholders; :mod:`fuse.graph.signature` describes everything else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from fuse.errors import CaptureError
 from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import unlogged
-from fuse.graph.garbage_collection import without_collecting
+from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.recorder import Recorder
@@ -35,16 +35,16 @@ def capture(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
-    kept: Sequence[Attribute] = (),
+    mutated: Sequence[Attribute] = (),
 ) -> GraphModule:
     """One functional ATen graph of ``model(*args, **kwargs)``.
 
-    The arguments may be real or fake tensors (or any Python values); they are not run on, changed or kept. Gradients
-    are not recorded: the graph is what ``torch.no_grad()`` would run. ``kept`` are attributes that other calls are
-    known to assign; those that this one assigns are found.
+    The arguments may be real tensors, fake tensors, or any Python values; they are neither changed nor kept. The graph
+    is what ``torch.no_grad()`` would run, without gradients. ``mutated``: attributes that other calls are known to
+    assign; those that this call assigns are found.
 
     Raises:
-        CaptureError: the call depends on data, or does something that a graph cannot hold; the message names the
+        CaptureError: the call depends on data, or does something that a graph cannot represent; the message names the
             user's line.
 
     >>> graph = capture(nn.Linear(3, 2), (torch.zeros(4, 3),))
@@ -58,12 +58,12 @@ def capture(
         with prepared(model, args, kwargs or {}) as fake_mode:
             return Recorder(model, fake_mode, plan).run(args, dict(kwargs or {}))
 
-    return settled(record, kept)
+    return settled(record, mutated)
 
 
 @contextlib.contextmanager
 def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[FakeTensorMode]:
-    """The fake mode for the capture of a call, with torch in the modes in which calls are captured."""
+    """The fake mode for a capture, with torch in the modes in which calls are captured."""
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             name = module.original_name
@@ -73,7 +73,7 @@ def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         _CAPTURING,
         torch.inference_mode(False),
         _fake_mode(model, args, kwargs) as fake_mode,
-        without_collecting(),
+        without_garbage_collection(),
         unlogged(),
         uncompiled(),
     ):
@@ -81,12 +81,12 @@ def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 _CAPTURING = ForkedLock()
-"""Held by the one thread that captures: parts of torch are replaced meanwhile."""
+"""Held by the capturing thread, because parts of torch are replaced during a capture."""
 
 
 @contextlib.contextmanager
 def _fake_mode(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[FakeTensorMode]:
-    """The fake mode of the tensors that are fake already, else a new one."""
+    """The fake mode of the tensors that are fake already; otherwise a new one."""
     tensors = [*pytree.tree_leaves((args, dict(kwargs))), *model.parameters(), *model.buffers()]
     modes = {id(t.fake_mode): t.fake_mode for t in tensors if isinstance(t, FakeTensor)}
     if len(modes) > 1:

@@ -1,4 +1,4 @@
-"""Compare in the forward pass where the backward pass only compares: booleans are saved instead of numbers.
+"""Move comparisons to the forward graph, so that booleans are saved instead of numbers.
 
     forward    y = hardtanh(x, 0, 6)                                           saved: x
     backward   d = where(x <= 0 | x >= 6, 0, g)
@@ -6,9 +6,9 @@
     forward    y = hardtanh(x, 0, 6);  m = x <= 0 | x >= 6        ->           saved: m
     backward   d = where(m, 0, g)
 
-A truth is one byte where a number of float32 is four, and one kernel writes both y and m. Declined where the
-truths take more than half of what they are made of, where something else reads that or is computed from it again
-(:mod:`fuse.graph.recomputing`), and where it is there anyway: inputs, results, and what is computed again.
+A boolean takes one byte instead of the four of a float32, and one kernel writes both y and m. Declined if the booleans
+take more than half the bytes of their operands, if anything else reads an operand or is recomputed from it
+(:mod:`fuse.graph.recomputing`), and if the operand costs nothing to save: inputs, results, recomputed values.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def compared_ahead(
     again: Mapping[Node, None],
     gradients: Set[Node],
 ) -> list[Node]:
-    """The comparisons of the backward half that the forward half had better make, in program order.
+    """The comparisons of the backward graph to move to the forward graph, in program order.
 
     Args:
-        needed: the nodes of the backward half, in program order.
-        reads: what that reads of the forward half, as roots of memory, with the nodes that do.
-        there: of these, what is not saved for the backward half, or must be.
-        again: the operators of the forward half that the backward half runs again.
-        gradients: what the backward half returns.
+        needed: the nodes of the backward graph, in program order.
+        reads: the saved tensors, as roots of memory -> the nodes of the backward graph that read them.
+        there: the saved tensors that cost nothing to save, or must be saved anyway.
+        again: the operators of the forward graph that the backward graph recomputes.
+        gradients: the results of the backward graph.
     """
     comparisons: dict[Node, None] = {}
     for node in needed:
@@ -47,7 +47,7 @@ def compared_ahead(
     found: set[Node] = set()
     for root in compared.difference(again):
         if any(node in again for view in _behind([root], _is_view) for node in view.users):
-            continue  # what is computed again from it would be saved instead
+            continue  # the values recomputed from it would be saved instead
         made = _closed(reads[root], comparisons)
         truths = [node for node in made if node in gradients or any(u in needed and u not in made for u in node.users)]
         if 2 * sum(map(_bytes, truths)) <= _bytes(root):
@@ -56,7 +56,7 @@ def compared_ahead(
 
 
 def _behind(nodes: Sequence[Node], among: Callable[[Node], bool]) -> set[Node]:
-    """``nodes``, and what is computed from them by operators ``among`` those that count."""
+    """``nodes``, and all nodes that follow from them through operators accepted by ``among``."""
     made: set[Node] = set()
     worklist = list(nodes)
     while worklist:
@@ -68,7 +68,7 @@ def _behind(nodes: Sequence[Node], among: Callable[[Node], bool]) -> set[Node]:
 
 
 def _closed(nodes: Sequence[Node], comparisons: Mapping[Node, None]) -> set[Node]:
-    """``nodes``, the comparisons that are made of them, and those that these need besides."""
+    """``nodes``, the comparisons computed from them, and the comparisons that those read."""
     made = _behind(nodes, comparisons.__contains__)
     worklist = list(made)
     while worklist:
@@ -83,7 +83,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_comparison(node: Node) -> bool:
-    """Whether ``node`` is cheap, elementwise arithmetic that gives truths."""
+    """Whether ``node`` is a cheap elementwise operator with a boolean result."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     value, facts = node.meta["val"], ops.info(node.target)

@@ -1,11 +1,11 @@
-"""Loops and branches of ``torch._higher_order_ops`` as the Python that they stand for.
+"""Run loops and branches of ``torch._higher_order_ops`` as plain Python.
 
     while_loop(cond, body, (i, h))      ->      while cond(i, h): i, h = body(i, h)
     scan(step, h, xs)                   ->      for x in xs: h, y = step(h, x); ys.append(y)
     torch.cond(p, f, g, (x,))           ->      f(x) if p else g(x)
 
-Eager compiles these functions for the operands at hand; what is recorded is the loop that was unrolled or the branch
-that was taken, and what was read to decide that is learned like any value that ``forward`` reads.
+Eager compiles these functions at each call. The record has the unrolled loop, or the branch taken. The conditions are
+learned like any value that ``forward`` reads.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fuse.graph.sources import user_line
 
 
 def run_plainly(function: Any, args: tuple[Any, ...]) -> Any:
-    """The result of ``function``, which eager would compile, for ``args``.
+    """The result of ``function(*args)``, where eager would compile ``function``.
 
     Raises:
-        CaptureError: it is not known. To compile it while a call is recorded would fail, and later calls with it.
+        CaptureError: ``function`` is not known here. Compiling it during a recording fails, and makes later calls fail.
     """
     name = getattr(function, "__qualname__", "")
     for known, run in _KNOWN.items():
@@ -47,28 +47,30 @@ def _while(condition: Callable[..., Any], body: Callable[..., Any], carried: Any
         following = body(*states, *others)
         states = tuple(pytree.tree_leaves(following))
         if len(states) != len(carried):
-            raise CaptureError(f"the body of a while_loop returns {len(states)} values of {len(carried)}")
+            raise CaptureError(f"the body of a while_loop returns {len(states)} values instead of {len(carried)}")
         going = _truth(condition(*states, *others))
     return following
 
 
 def _as_given(states: list[Any], condition: Any) -> Any:
-    """States in the structure in which the user gave them, which PyTorch's wrapper of the condition knows."""
+    """``states`` in the structure that the user gave, which PyTorch's wrapper of the condition knows."""
     inside = zip(condition.__code__.co_freevars, condition.__closure__ or (), strict=True)
     structure = {name: cell.cell_contents for name, cell in inside}.get("in_spec")
     if not isinstance(structure, pytree.TreeSpec):
-        raise CaptureError("a while_loop runs no step, and what it returns then is not known; it runs in eager mode")
+        raise CaptureError(
+            "a while_loop runs no step, so that the structure of its result is unknown; it runs in eager mode"
+        )
     return pytree.tree_unflatten(states, structure)[0]
 
 
 def _truth(value: Any) -> bool:
     if isinstance(value, Tensor) and (value.dtype is not torch.bool or value.dim()):
-        raise CaptureError("the condition of a while_loop is no boolean of no dimensions; it runs in eager mode")
+        raise CaptureError("the condition of a while_loop is not a boolean without dimensions; it runs in eager mode")
     return bool(value)
 
 
 def _scan(step: Callable[..., Any], states: list[Tensor], inputs: list[Tensor]) -> Any:
-    """Last states and, side by side, the results of all steps, both in the structure in which ``step`` returns them."""
+    """The last states, and the stacked results of all steps, both in the structure that ``step`` returns."""
     kept: list[list[Any]] = []
     for number in range(len(inputs[0])):
         last, results = step(*states, *(one.select(0, number) for one in inputs))

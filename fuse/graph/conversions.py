@@ -1,9 +1,9 @@
-"""``module.to(...)`` in ``forward`` where everything is there already.
+"""Skip ``module.to(...)`` in ``forward`` when it converts nothing.
 
-    self.experts.to(x.device)      nothing is converted   ->   nothing
+    self.experts.to(x.device)      already there   ->   nothing
 
-Eager writes each parameter into itself then. Torch swaps fake parameters instead, which it cannot do while a graph is
-recorded.
+Eager then assigns each parameter to itself. For fake parameters torch swaps tensors instead, which fails during a
+recording.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 @contextlib.contextmanager
 def idle_conversions() -> Iterator[None]:
-    """Within, this thread's conversions of a module that change none of its tensors do nothing."""
+    """A context in which module conversions of this thread that change no tensor do nothing."""
     original: Callable[..., nn.Module] = nn.Module._apply
     thread = threading.get_ident()
 
@@ -33,7 +33,7 @@ def idle_conversions() -> Iterator[None]:
             idle = all(fn(tensor) is tensor for tensor in held)
         return module if idle else original(module, fn, recurse=False)
 
-    nn.Module._apply = apply  # type: ignore[method-assign]  # for the time of a capture
+    nn.Module._apply = apply  # type: ignore[method-assign]  # during a capture
     try:
         yield
     finally:

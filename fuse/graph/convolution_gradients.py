@@ -1,11 +1,11 @@
-"""The gradient of a convolution's bias as a sum of its own, where a kernel computes that of the weight.
+"""Record the gradient of a convolution's bias as a separate sum, if a kernel computes the gradient of its weight.
 
     convolution_backward(g, x, w), of weight and bias    ->    dw = convolution_backward(g, x, w), of the weight alone
-                                                               db = sum of g over images and places
+                                                               db = sum of g over images and positions
 
-For a convolution whose image needs no gradient, as the first one of a model. The sum joins the kernel that computes
-``g``; the gradient of the weight is a kernel too (``fuse/kernel/convolutions.py``), which starts faster than the
-library's operator. It stays whole where the library is faster, and for images that do not lie in order.
+This applies to convolutions whose image needs no gradient, such as the first one of a model. The sum joins the kernel
+that computes ``g``. The gradient of the weight is a kernel, too (``fuse/kernel/convolutions.py``), which starts faster
+than the library's operator. Declined if the library is faster, and for images that are not contiguous.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 MOST_SUMS = 9216
-"""Outputs times taps of all channels, in one group, up to which a kernel sums up the gradient of a weight. Training
+"""The most elements of a weight's gradient (outputs times taps of all input channels of a group) for a kernel. Training
 steps of transposed convolutions took 0.90 and 0.97 of the time with the library at 9216 and 8192 with AVX-512, 0.96 and
 0.98 with AVX2 (one thread)."""
 MOST_PRODUCTS = 1024
-"""The same for windows of one place, which are matrix products: at 4096 the kernel took 1.2 times as long as the
-library with AVX-512, 2.1 times with AVX2 (one thread)."""
+"""The same for windows of one tap, which are matrix products: at 4096 the kernel took 1.2 times as long as the library
+with AVX-512, 2.1 times with AVX2 (one thread)."""
 
 
 def is_small(weight: Sequence[int], groups: int) -> bool:
-    """Whether a kernel sums up the gradient of a weight of this shape faster than the library.
+    """Whether a kernel computes the gradient of a weight of this shape faster than the library.
 
     >>> is_small((32, 8, 3, 3), 4), is_small((64, 64, 1, 1), 1)
     (True, False)
@@ -40,7 +40,7 @@ def is_small(weight: Sequence[int], groups: int) -> bool:
 
 
 def formula(op: OpOverload, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """How to compute what ``op`` does, called with ``args``; None where it is called as it is."""
+    """The function that replaces ``op`` in the record, to be called with ``args``; None to record ``op`` itself."""
     if op is not aten.convolution_backward.default:
         return None
     gradient, image, weight, _, _, _, _, _, _, groups, mask = args

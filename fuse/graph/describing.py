@@ -1,4 +1,4 @@
-"""Short descriptions of values: dtype and shape, as in ``f32[4, 128]``."""
+"""Short descriptions of values: dtype and shape, such as ``f32[4, 128]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def describe(value: Any) -> str:
-    """Shape and dtype of a node's value, as in ``f32[4, 128]``; several results are joined by a comma.
+    """Dtype and shape of a value, such as ``f32[4, 128]``; several results are separated by commas.
 
     >>> describe(torch.zeros(4, 128))
     'f32[4, 128]'

@@ -1,10 +1,10 @@
-"""Whether a recorded call keeps gradients from some operand, or has gradients that its operators do not tell.
+"""Detect calls that stop gradients, or whose gradients do not follow from the recorded operators.
 
-    y = x.detach() * x          a mode sees detach and no_grad, and what reads their results
-    h.detach_()                 no mode sees it; that h needs no gradient afterwards is seen
-    Rounded.apply(x)            autograd knows a function of the user's own
+    y = x.detach() * x          a dispatch mode sees detach and no_grad, and the readers of their results
+    h.detach_()                 no mode sees this call; but afterwards h needs no gradient
+    Rounded.apply(x)            a torch.autograd.Function of the user's
 
-Such a call is differentiated as eager differentiates it, while it is recorded.
+The gradients of such a call are taken as eager takes them, while the call is recorded.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ aten = torch.ops.aten
 
 
 def cuts_off(op: OpOverload, args: tuple[Any, ...], detached: Container[int]) -> bool:
-    """Whether an operator of these operands leaves gradients behind; ``detached`` are the ids of results of detach.
+    """Whether an operator call stops the gradient of an operand.
 
-    Autograd itself detaches what it saves, which nothing else reads.
+    ``detached``: ids of results of ``detach``. Autograd itself detaches tensors that it saves; nothing else reads
+    those.
     """
     if op is aten.detach_.default:
         return True
@@ -41,7 +42,7 @@ def cuts_off(op: OpOverload, args: tuple[Any, ...], detached: Container[int]) ->
 
 
 def has_own_gradients(leaves: Sequence[Any]) -> bool:
-    """Whether what leads to ``leaves`` holds gradients of the user's own (``torch.autograd.Function``)."""
+    """Whether a ``torch.autograd.Function`` of the user's is in the autograd graph of ``leaves``."""
     seen: set[Any] = set()
     worklist = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
     while worklist:
@@ -55,7 +56,7 @@ def has_own_gradients(leaves: Sequence[Any]) -> bool:
 
 
 def is_cut_unseen(graph: Graph, aliases: Iterable[Alias], detached: Container[int]) -> bool:
-    """Whether some tensor needs no gradients though what it was computed from does: no mode sees ``detach_``."""
+    """Whether a tensor needs no gradient although its operands do: ``detach_`` was called, which no mode sees."""
     needing: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -73,12 +74,12 @@ def is_cut_unseen(graph: Graph, aliases: Iterable[Alias], detached: Container[in
 
 
 def _passes_gradients_on(node: Node) -> bool:
-    """Whether a result of ``node`` needs gradients where an operand does."""
+    """Whether the result of ``node`` needs gradients if an operand does."""
     if node.op != "call_function" or not isinstance(held := node.meta.get("val"), (Tensor, tuple, list)):
         return False
     if isinstance(held, Tensor) and not (held.is_floating_point() or held.is_complex()):
         return False
-    if node.target is operator.getitem:  # what an operator gives beside its result is kept for its gradient
+    if node.target is operator.getitem:  # further results of an operator are meant for its gradient
         return bool(node.args[1] == 0)
     if not isinstance(node.target, OpOverload) or ops.is_random(node.target):
         return False
@@ -87,5 +88,5 @@ def _passes_gradients_on(node: Node) -> bool:
 
 
 def any_needs_gradient(arguments: Any) -> bool:
-    """Whether a tensor among ``arguments`` needs gradients."""
+    """Whether a tensor among ``arguments`` requires gradients."""
     return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(arguments))

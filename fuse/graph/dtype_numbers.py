@@ -1,11 +1,11 @@
-"""Numbers and dtypes that do not go together: eager raises for most, and fake tensors do not notice.
+"""Find numbers and dtypes that do not fit an operator; eager raises for most of them, fake tensors do not notice.
 
     torch.full((2,), 300, dtype=torch.int8)     value cannot be converted to type int8_t without overflow
     x_int8.mul_(1.5)                            result type Float can't be cast to the desired output type Char
     torch.rsub(mask, 1)                         subtraction with a bool tensor is not supported
     F.linear(x_float32, weight_float64)         mat1 and mat2 must have the same dtype
 
-Such calls are not captured, and eager says what it has to say.
+Such calls are not captured; they run eager, and eager raises its own error.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fuse import ops
 PythonNumber = bool | int | float | complex
 
 _TAKE = frozenset({"number", "Tensor"})
-"""Types of parameters that numbers are given for: for a tensor, too, a number may come."""
+"""Schema types of parameters that may receive a number."""
 
 _NOT_OF_BOOLS = frozenset({"clamp", "clamp_min", "clamp_max", "remainder", "fmod"})
 
 _OF_ONE_DTYPE = frozenset(
     {"addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "dot", "linear", "mm", "mv", "vdot"}
 )
-"""Products, which never promote."""
+"""Products, which never promote dtypes."""
 
 _KEEP_DTYPE = frozenset({"fill_", "fill_diagonal_", "index_fill_", "masked_fill_", "scatter_"})
-"""Writes of a number into a tensor of whatever dtype."""
+"""Operators that write a number into a tensor of any dtype."""
 
 
 def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> str | None:
-    """Why ``op`` must not be captured because of the numbers and dtypes it is given, or None.
+    """Why ``op`` must not be captured with these numbers and dtypes, or None.
 
     >>> x = torch.zeros(2, dtype=torch.int8)
     >>> obstacle(torch.ops.aten.add.Scalar, (x, 300), {}, x)
@@ -105,7 +105,7 @@ def _holds(dtype: torch.dtype, number: PythonNumber) -> bool:
 
 
 def _scales(number: PythonNumber, dtype: torch.dtype) -> bool:
-    """Whether eager takes ``alpha=number`` for a result of ``dtype``."""
+    """Whether eager accepts ``alpha=number`` for a result of ``dtype``."""
     if isinstance(number, bool):
         return dtype is torch.bool
     return dtype.is_complex or _rank(number) <= min(_rank_of(dtype), 2)
@@ -116,7 +116,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _rank(number: PythonNumber) -> int:
-    """Which kind of numbers: bool, integers, reals, complex."""
+    """The position of the number's type in the order bool, integer, real, complex."""
     return next(i for i, kind in enumerate((bool, int, float, complex)) if isinstance(number, kind))
 
 

@@ -1,10 +1,10 @@
-"""The values that recorded operators have for the inputs at hand, worked out where somebody asks for them.
+"""Compute the values of recorded operators for the call's inputs, on demand.
 
-    recorded    a = mm(x, w);  b = relu(a);  c = sum(a)          asked: c          run: mm, sum
+    recorded    a = mm(x, w);  b = relu(a);  c = sum(a)          wanted: c         runs: mm, sum
 
-A capture has the real inputs of the call. Where ``forward`` reads a value, the operators that it needs run on them,
-each once however often values are read. The record is functional, so that nothing of the user's is written. Random
-operators run in their order, from the state that the generator had when the capture began, and it is put back.
+A capture has the real inputs of the call. When ``forward`` reads a value, the operators that the value needs run on
+these inputs, each once. The record is functional, so that nothing of the user's is written. Random operators run in
+their order, from the generator's state at the start of the capture; the state is restored afterwards.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fuse.graph.seeding import Draws
 
 
 class NoData(CaptureError):
-    """A value is read, and the inputs that it is computed from are fake: they have no data."""
+    """A value is read that depends on fake inputs, which have no data."""
 
 
 class Evaluation:
-    """The values of nodes for one call; ``given`` finds the tensor that a placeholder stands for.
+    """The values of nodes for one call; ``given`` returns the tensor of a placeholder.
 
     >>> graph = torch.fx.Graph()
     >>> x = graph.placeholder("x")
@@ -52,8 +52,8 @@ class Evaluation:
         """The value of ``node``.
 
         Raises:
-            NoData: an input that it depends on is fake.
-            Exception: what the operators raise.
+            NoData: the value depends on a fake input.
+            Exception: any error of the operators.
         """
         if node not in self._known:
             with _disable_current_modes(), torch.no_grad(), without_autocast():
@@ -63,11 +63,11 @@ class Evaluation:
         return found
 
     def tell(self, node: Node, value: Any) -> None:
-        """``node`` was computed already."""
+        """Note the known ``value`` of ``node``."""
         self._known[node] = value
 
     def apart(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """``op`` of nodes, run on their values; the random generator is as it was."""
+        """``op`` applied to the values of nodes; the random generator's state does not change."""
         given = map_arg((args, dict(kwargs)), self.value)
         state = torch.default_generator.get_state()
         try:
@@ -77,13 +77,13 @@ class Evaluation:
             torch.default_generator.set_state(state)
 
     def held(self, nodes: Any) -> list[Tensor]:
-        """The values that are known of the nodes in ``nodes``."""
+        """The known values of the nodes in ``nodes``."""
         found: list[Tensor] = []
         map_arg(nodes, lambda node: found.append(self._known[node]))
         return found
 
     def _missing(self, node: Node) -> list[Node]:
-        """The nodes that have to run, in order; before a random one all that draw before it."""
+        """The nodes that must run to compute ``node``, in order; a random node needs all earlier random nodes."""
         drawn = {one: position for position, one in enumerate(self._draws.nodes)}
         found: set[Node] = set()
         waiting = [node]
@@ -117,9 +117,9 @@ class Evaluation:
 
 
 class Keys:
-    """Numbers for nodes, equal where the same operators compute the same of the same inputs, in whichever recording.
+    """Hash keys of nodes: equal if the same operators compute them from the same inputs, in any recording.
 
-    ``fixed``: placeholders that hold the program's own numbers.
+    ``fixed``: placeholders of the program's own numbers.
 
     >>> graphs = torch.fx.Graph(), torch.fx.Graph()
     >>> made = [graph.call_function(torch.ops.aten.mul.Tensor, (graph.placeholder("x"), 2)) for graph in graphs]
@@ -136,7 +136,7 @@ class Keys:
         self._known: dict[Node, int] = {}
 
     def of(self, node: Node) -> int:
-        """The number of ``node``."""
+        """The key of ``node``."""
         return worked_out(node, self._known, self._key)
 
     def _key(self, node: Node) -> int:
@@ -154,9 +154,9 @@ class Keys:
 
 
 class Varying:
-    """Nodes that may have another value in another call: they depend on inputs, random numbers, or unknown operators.
+    """The nodes whose value may differ in another call: they depend on inputs, random numbers or unknown operators.
 
-    ``fixed``: placeholders that hold the program's own numbers.
+    ``fixed``: placeholders of the program's own numbers.
 
     >>> graph = torch.fx.Graph()
     >>> positions = graph.call_function(torch.ops.aten.arange.default, (4,))
@@ -170,7 +170,7 @@ class Varying:
         self._known: dict[Node, bool] = {}
 
     def of(self, node: Node) -> bool:
-        """Whether ``node`` may vary."""
+        """Whether the value of ``node`` may differ in another call."""
         return worked_out(node, self._known, self._varies)
 
     def _varies(self, node: Node) -> bool:

@@ -1,14 +1,14 @@
-"""Fake tensors without ``torch._dynamo``: its import costs more than a capture, and fake tensors need none of it.
+"""Fake tensors without ``torch._dynamo``, whose import takes longer than a capture.
 
-A ``FakeTensorMode`` reads two flags of ``torch._dynamo.config`` and wraps its dispatch in a switch for
-``torch.compile``; both import all of ``torch._dynamo``, a second on top of torch's own second. Here
+A ``FakeTensorMode`` reads two flags of ``torch._dynamo.config``, and wraps its dispatch in a switch for
+``torch.compile``. Both import all of ``torch._dynamo``, which takes a second on top of torch's own second. Here
 
-- the attribute ``torch._dynamo``, which torch itself resolves on first use, resolves one step later: it knows
-  ``config``, which is a light module, and imports the package at the first request for anything else;
-- :class:`FakeMode` dispatches without the switch, and works the commonest operators out by itself
-  (:mod:`fuse.graph.known_layouts`), so that most models need no symbolic arithmetic either.
+- the attribute ``torch._dynamo`` first resolves to a light module that knows ``config``; any other request imports the
+  package;
+- :class:`FakeMode` dispatches without the switch, and computes the layouts of the commonest operators itself
+  (:mod:`fuse.graph.known_layouts`), so that most models do not need symbolic arithmetic either.
 
-``sys.modules`` never holds a stand-in: whoever imports ``torch._dynamo`` imports it, with the same ``config``.
+``sys.modules`` never contains the light module: ``import torch._dynamo`` imports the package, with the same ``config``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ONCE = ForkedLock()
 
 
 def _without_switch(dispatch: Any) -> Any:
-    """The method inside torch's switch for ``torch.compile``, or the method itself where there is none."""
+    """The method inside torch's switch for ``torch.compile``; the method itself if it has no switch."""
     switch = _disable_dynamo(lambda: None).__code__
     return dispatch.__wrapped__ if getattr(dispatch, "__code__", None) is switch else dispatch
 
@@ -46,7 +46,7 @@ _torch_dispatch = _without_switch(FakeTensorMode.__torch_dispatch__)
 
 
 class FakeMode(FakeTensorMode):
-    """A ``FakeTensorMode`` that leaves ``torch._dynamo`` alone.
+    """A ``FakeTensorMode`` that does not import ``torch._dynamo``.
 
     >>> with FakeMode() as mode:
     ...     torch.ones(2, 3).sum(0).shape
@@ -69,7 +69,7 @@ class FakeMode(FakeTensorMode):
         return _torch_dispatch(self, op, types, args, kwargs) if result is NotImplemented else result
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
-        """The fake twin of a real tensor, the same one each time."""
+        """The fake tensor of a real tensor, the same one each time."""
         converter = self.fake_tensor_converter
         if options or not _stands_alone(tensor) or converter._get_memo(tensor) is not None:
             return super().from_tensor(tensor, **options)
@@ -89,7 +89,7 @@ class FakeMode(FakeTensorMode):
 
 
 def _stands_alone(tensor: Any) -> bool:
-    """Whether dtype, shape and strides say all of a real tensor but its values."""
+    """Whether dtype, shape and strides describe a real tensor completely, except for its values."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and is_host(tensor)
@@ -105,7 +105,7 @@ def _stands_alone(tensor: Any) -> bool:
 
 
 class _Deferred(ModuleType):
-    """What the attribute ``torch._dynamo`` is until something of it but ``config`` is asked for."""
+    """The attribute ``torch._dynamo`` until anything but ``config`` is requested."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(_PACKAGE), name)
@@ -118,11 +118,11 @@ class _Deferred(ModuleType):
 
 
 def _defer_dynamo() -> None:
-    """Let ``torch._dynamo.config`` be read without importing the package around it."""
+    """Make ``torch._dynamo.config`` readable without importing the package around it."""
     if _PACKAGE in sys.modules or "_dynamo" in vars(torch):
         return
     spec = PathFinder.find_spec(_CONFIG, [os.path.join(folder, "_dynamo") for folder in torch.__path__])
-    if spec is None or spec.loader is None:  # another torch than those known: its own import does it
+    if spec is None or spec.loader is None:  # an unknown version of torch: leave its import unchanged
         return
     config = sys.modules[_CONFIG] = module_from_spec(spec)
     try:

@@ -1,10 +1,10 @@
-"""Parameters and buffers that are fake for the thread that captures, and real for every other.
+"""Parameters and buffers that are fake in the capturing thread, and real in all others.
 
-    model.weight    ->   its fake fake_of                in the capturing thread, while it captures
+    model.weight    ->   its fake tensor              in the capturing thread, during the capture
                     ->   the parameter itself         in any other thread, at any time
 
-A capture runs ``forward`` of the live model, which other threads may be running eager. So the model's registries are
-replaced, for the time of the capture, by dictionaries that look at who asks.
+A capture runs ``forward`` of the live model, which other threads may run in eager mode at the same time. So the
+registries of its modules are replaced, during the capture, by dictionaries whose contents depend on the thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _METHODS = """
 
 
 class FakeRegistry(dict[str, Any]):
-    """A registry with two contents. As a plain dictionary, as C code sees it, it holds the real one.
+    """A registry with fake contents for one thread and real contents for all others.
+
+    C code, which sees a plain dictionary, sees the real contents.
 
     >>> registry = FakeRegistry({"w": "real"}, {"w": "fake"})
     >>> registry["w"], list(registry.items())
@@ -46,7 +48,7 @@ class FakeRegistry(dict[str, Any]):
         self.thread = threading.get_ident()
 
     def seen(self) -> dict[str, Any]:
-        """The contents for the thread that asks."""
+        """The contents for the calling thread."""
         return self.fake if threading.get_ident() == self.thread else self.real
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -57,7 +59,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
     plain: Callable[..., Any] = getattr(dict, name)
 
     def method(self: FakeRegistry, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == self.thread:  # asked several times for each parameter that a model reads
+        if threading.get_ident() == self.thread:  # this runs several times for each parameter that a model reads
             return plain(self.fake, *args, **kwargs)
         return getattr(self.real, name)(*args, **kwargs)
 
@@ -70,9 +72,9 @@ for _name in _METHODS.split():
 
 @contextlib.contextmanager
 def with_fake_parameters(model: nn.Module, fake_of: Callable[[Tensor], Tensor]) -> Iterator[Callable[[], list[Change]]]:
-    """Let ``fake_of`` of every parameter and buffer stand for it in this thread.
+    """A context in which ``fake_of(tensor)`` replaces every parameter and buffer in this thread.
 
-    Yields a function that says, afterwards too, which of them were assigned meanwhile.
+    Yields a function that returns the parameters and buffers assigned meanwhile; it may be called later, too.
     """
     placed: list[tuple[nn.Module, str, FakeRegistry, ObjectSnapshot]] = []
 

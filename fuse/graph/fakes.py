@@ -1,15 +1,18 @@
-"""Run operators on fake tensors, and make what was made before without asking torch again.
+"""Run operators on fake tensors, and compute the same result only once.
 
-    add(f32[4, 8], f32[4, 8])   ->   f32[4, 8], worked out by FakeTensorMode          the first time
-    add(f32[4, 8], f32[4, 8])   ->   f32[4, 8], made from what was learned             every other time
+    add(f32[4, 8], f32[4, 8])   ->   f32[4, 8], from FakeTensorMode          the first time
+    add(f32[4, 8], f32[4, 8])   ->   f32[4, 8], from the stored recipe        every other time
 
 A loop dispatches the same few operators on the same layouts again and again, and FakeTensorMode takes a tenth of a
-millisecond each time. What a tensor operator of ATen returns for a fake tensor depends on its arguments' layouts and
-on its other arguments only, so results are remembered by them, for one capture. Remembered are new tensors, views of
-the first argument and arguments returned themselves; everything else (factories, constants that carry numbers, custom
-operators) is asked anew. A loop reads another without_offset in every step: ``select`` and ``slice`` are worked out here, and
-where an operand begins is no part of what is remembered of operators that compute something.
-Strides and dtypes are eager's, also where FakeTensorMode has others (:mod:`fuse.graph.layouts`,
+millisecond for each. The result of an ATen operator on fake tensors depends only on the layouts of its tensors and on
+its other arguments. So recipes for results are stored under these, for one capture. There are recipes for new tensors,
+for views of the first argument, and for arguments returned themselves. Everything else (factories, constants with data,
+custom operators) is passed to torch each time.
+
+A loop reads another part of a tensor in each step. So ``select`` and ``slice`` are computed here, and operators that
+compute new tensors are stored without the storage offsets of their operands.
+
+Strides and dtypes are eager's, also where FakeTensorMode differs (:mod:`fuse.graph.layouts`,
 :mod:`fuse.graph.mixed_norms`).
 """
 
@@ -36,12 +39,15 @@ _META = torch.device("meta")
 CONSTANTS = frozenset(
     [int, bool, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format]
 )
-"""Types of arguments that say all of themselves."""
+"""Types of arguments that are equal only if they are interchangeable."""
 
 
 @dataclass(frozen=True, eq=False)
 class TensorMetadata:
-    """All that an operator can tell of a fake tensor. Equal known are one object, so that keys compare by identity."""
+    """Everything that an operator can see of a fake tensor, except its values.
+
+    ``offset`` and strides are in elements. Equal metadata are one object, so that they are compared by identity.
+    """
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -51,16 +57,16 @@ class TensorMetadata:
     storage_bytes: int
     requires_grad: bool
     without_offset: TensorMetadata | None = None
-    """The same of all tensors that differ in where they lie only."""
+    """The metadata with offset 0 and any storage, which tensors share that differ only in these."""
 
     def of_view(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[Any, ...]:
-        """The facts of a view of this tensor, where no gradients are recorded."""
+        """The fields of a view of this tensor, without gradients."""
         return (self.dtype, size, stride, offset, self.device, self.storage_bytes, False)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one result is made: a new tensor, a view of the first argument, or an argument itself."""
+    """How to make one result: a new tensor, a view of the first argument, or the argument at position ``argument``."""
 
     metadata: TensorMetadata | None
     is_view: bool = False
@@ -68,11 +74,11 @@ class Recipe:
 
 
 class _NoKey(Exception):
-    """An argument that no key can hold."""
+    """An argument that cannot be part of a key."""
 
 
 class FakeRunner:
-    """Runs operators under one fake mode, remembering what they make."""
+    """Runs operators under one fake mode, and stores recipes for their results."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         self._mode = fake_mode
@@ -81,19 +87,19 @@ class FakeRunner:
             torch._C._set_warn_deprecated_on_mutable_data_ptr if may_read else torch._C._set_throw_on_mutable_data_ptr
         )
         self.known_metadata: dict[int, TensorMetadata | None] = {}
-        """By a tensor's ``id``; None where a metadata does not say all of it."""
-        self._held: list[Tensor] = []  # so that ids stay their own
+        """``id`` of a tensor -> its metadata; None if metadata does not describe it completely."""
+        self._held: list[Tensor] = []  # keeps tensors alive, so that no other gets their id
         self._computes: dict[int, tuple[OpOverload, bool]] = {}
         self._states: dict[torch.device, dict[str, Any]] = {}  # attributes of a new fake tensor
         self._interned: dict[tuple[Any, ...], TensorMetadata] = {}
-        self._plain: dict[int, Tensor] = {}  # a tensor -> one without data over the whole of its storage
+        self._plain: dict[int, Tensor] = {}  # id of a tensor -> a meta tensor over its whole storage
         self._recipes: dict[Hashable, tuple[type, tuple[Recipe, ...]] | None] = {}
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """``op(*args, **kwargs)`` as the fake mode answers it, in eager's layout."""
+        """``op(*args, **kwargs)`` on fake tensors, with eager's strides and dtypes."""
         if op.namespace != "aten" or not args or not isinstance(args[0], (Tensor, list, tuple)):
             return self._ask(op, args, kwargs)
-        if torch.Tag.inplace_view in op.tags:  # it returns its argument, changed
+        if torch.Tag.inplace_view in op.tags:  # the operator changes the shape of its argument and returns it
             return op(*args, **kwargs)
         if id(op) in PARTS and not kwargs and (part := self.part(op, args)) is not None:
             return part
@@ -111,18 +117,18 @@ class FakeRunner:
         return result
 
     def computes(self, op: OpOverload) -> bool:
-        """Whether ``op`` makes a new tensor, of whose layout it says nothing where the operands begin."""
+        """Whether ``op`` makes a new tensor whose layout does not depend on the storage offsets of the operands."""
         known = self._computes.get(id(op))
         if known is None:
             known = self._computes[id(op)] = op, ops.kind(op) in _COMPUTING
         return known[1]
 
     def recipes(self, key: Hashable) -> tuple[type, tuple[Recipe, ...]] | None:
-        """How the results of a call with this key are made, and what holds them; None where torch has to be asked."""
+        """Container type and recipes of the results of a call with this key; None if torch must compute them."""
         return self._recipes.get(key)
 
     def key(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
-        """What the results of ``op`` depend on, but for values; None where that cannot be said."""
+        """A key of everything that determines the layouts of the results of ``op``; None if there is no such key."""
         computes = self.computes(op)
         found: list[Any] = [id(op), torch.get_default_dtype(), is_recording(), len(args)]
         try:
@@ -160,7 +166,7 @@ class FakeRunner:
             return FakeTensor(self._mode, meta, result.fake_device)
 
     def view(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What a view operator makes of its first argument: torch's own arithmetic on a tensor without data.
+        """The result of a view operator, computed by torch on a tensor without data.
 
         Raises:
             RuntimeError: there is no such view.
@@ -175,23 +181,23 @@ class FakeRunner:
             return type(made)([self._fake(part, whole.fake_device) for part in made])
 
     def metadata_of(self, tensor: Tensor) -> TensorMetadata | None:
-        """The metadata of a tensor; None where a metadata does not say it all."""
+        """The metadata of a tensor; None if metadata does not describe it completely."""
         if id(tensor) not in self.known_metadata:
             self.known_metadata[id(tensor)] = self._metadata(tensor)
             self._held.append(tensor)
         return self.known_metadata[id(tensor)]
 
     def forget(self, tensor: Tensor) -> None:
-        """``tensor`` is about to change its shape in without_offset."""
+        """Drop the metadata of ``tensor``, whose shape is about to change in place."""
         self.known_metadata.pop(id(tensor), None)
 
     def part(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
-        """The part that ``select`` or ``slice`` reads, or None where torch had better be asked."""
+        """The result of ``select`` or ``slice``; None if torch must compute it."""
         recipe = None if is_recording() else self.recipe_of_part(op, args)
         return None if recipe is None else self.make(recipe, args)
 
     def recipe_of_part(self, op: OpOverload, args: tuple[Any, ...]) -> Recipe | None:
-        """The same, to be made, where no gradients are recorded."""
+        """The recipe for the result of ``select`` or ``slice``, without gradients; None if torch must compute it."""
         metadata = self.metadata_of(args[0])
         layout = PARTS[id(op)](metadata, *args[1:]) if metadata is not None else None
         if metadata is None or layout is None:
@@ -199,7 +205,7 @@ class FakeRunner:
         return Recipe(self._intern(metadata.of_view(*layout)), is_view=True)
 
     def _add_to_key(self, found: list[Any], values: Sequence[Any], ignore_offset: bool) -> None:
-        """Add what is remembered of arguments; ``ignore_offset``: not where in its memory a tensor begins."""
+        """Add ``values`` to the key ``found``; with ``ignore_offset``, without the storage offsets of tensors."""
         known = self.known_metadata
         for value in values:
             kind = type(value)
@@ -270,7 +276,7 @@ class FakeRunner:
         return Recipe(metadata) if is_new else None
 
     def make(self, recipe: Recipe, args: tuple[Any, ...]) -> Tensor:
-        """The result that ``recipe`` says, of a call with these arguments."""
+        """The result that ``recipe`` describes, for a call with these arguments."""
         metadata = recipe.metadata
         if metadata is None:
             argument: Tensor = args[recipe.argument]
@@ -293,7 +299,7 @@ class FakeRunner:
         return made
 
     def _fake(self, meta: Tensor, device: torch.device) -> Tensor:
-        """``FakeTensor(mode, meta, device)``; its constructor, which sets twenty attributes, runs once a device."""
+        """``FakeTensor(mode, meta, device)``, whose slow constructor runs once for each device."""
         state = self._states.get(device)
         if state is None:
             first = FakeTensor(self._mode, meta, device)
@@ -312,7 +318,7 @@ _make_subclass = Tensor._make_subclass
 
 @contextlib.contextmanager
 def out_of_inference() -> Iterator[None]:
-    """Without inference mode, in which a capture is not made: views cannot be taken of what is made in both."""
+    """A context without inference mode: tensors made in it cannot be viewed outside of it."""
     gradients = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         yield
@@ -320,7 +326,8 @@ def out_of_inference() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Fake tensors log a traceback for every operator that does not fit; here that is an answer like any other."""
+    """A context in which fake tensors do not log a traceback for each operator that does not fit; here that is
+    expected."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True
@@ -331,7 +338,7 @@ def unlogged() -> Iterator[None]:
 
 
 def mode_of(value: Tensor) -> FakeTensorMode:
-    """The mode of a fake tensor, under which what is made beside it is fake as well.
+    """The fake mode of a fake tensor; new tensors made under it are fake, too.
 
     >>> with FakeTensorMode() as mode:
     ...     value = torch.empty(2, 3)
@@ -343,7 +350,7 @@ def mode_of(value: Tensor) -> FakeTensorMode:
 
 
 def fake_like(value: Tensor, stride: Sequence[int] | None = None) -> Tensor:
-    """A new fake tensor of the shape and dtype of ``value``, with these strides; contiguous without.
+    """A new fake tensor with the shape and dtype of ``value`` and these strides; contiguous by default.
 
     >>> with FakeTensorMode():
     ...     value = torch.empty(2, 3).t()
@@ -357,8 +364,7 @@ def fake_like(value: Tensor, stride: Sequence[int] | None = None) -> Tensor:
 
 
 def is_recording() -> bool:
-    """Whether autograd would record what runs now. Where a dispatch mode calls, it has been there, and says itself what
-    needs gradients."""
+    """Whether autograd records operators called now. It does not within a dispatch mode, which autograd has called."""
     return torch.is_grad_enabled() and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
 
 
@@ -401,6 +407,6 @@ PARTS: dict[int, Callable[..., _Layout | None]] = {
     id(torch.ops.aten.select.int): _selected,
     id(torch.ops.aten.slice.Tensor): _sliced,
 }
-"""By the operators' ids, as :func:`fuse.ops.info` has it."""
+"""``id`` of an operator -> the function for the layout of its result, as in :func:`fuse.ops.info`."""
 _COMPUTING = frozenset(["pointwise", "gemm", "reduction"])
-"""Kinds of operators for :meth:`FakeRunner.computes`."""
+"""Kinds of operators for which :meth:`FakeRunner.computes` holds."""

@@ -1,4 +1,4 @@
-"""Weights frozen: parameters and buffers become constants of this moment, which passes may fold, join and pack.
+"""Freeze weights: parameters and buffers become constants, which passes may fold, join and pack.
 
 x, weight (a parameter)  ->  x, weight (a constant, with a copy of its value)
 """
@@ -15,7 +15,7 @@ from fuse.graph.signature import InputSpec, Signature, held_tensor
 
 
 def freeze(graph: GraphModule, model: nn.Module) -> None:
-    """Turn the model's tensors that the call does not write into constants of this moment."""
+    """Turn the model's tensors that the call does not write into constants with their present values."""
     signature: Signature = graph.meta["signature"]
     written = {mutation.input_index for mutation in signature.mutations}
     returned = {output.index for output in signature.outputs if output.kind == "input"}

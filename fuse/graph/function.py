@@ -1,4 +1,4 @@
-"""A function as a module, for whatever takes modules only; tensors that it is called with may be the module's own."""
+"""Modules made of functions, for code that takes only modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Function(nn.Module):
-    """Calls ``function``.
+    """A module that calls ``function``.
 
     >>> import torch
     >>> Function(torch.neg)(torch.ones(1))
@@ -25,7 +25,7 @@ class Function(nn.Module):
 
 
 class FunctionWithBuffers(nn.Module):
-    """Calls ``function`` with tensors, of which those at ``places`` are buffers of the module.
+    """A module that calls ``function`` with tensors; those at the positions ``places`` are buffers of the module.
 
     >>> import torch
     >>> model = FunctionWithBuffers(torch.sub, [torch.ones(1), torch.ones(1) * 3], places=[1])

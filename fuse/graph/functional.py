@@ -1,16 +1,15 @@
-"""Turn operators into functional form as they are recorded, one at a time.
+"""Turn operators into functional form, one at a time as they are recorded.
 
     y = x[:, 1]                      y  = select(x, 1, 1)
     y.add_(1)             ->         y' = add(y, 1)
     return x                         x' = select_scatter(x, y', 1, 1)
                                      return x'
 
-Every storage is a *base* with a current value and a version; every tensor is an *alias*: a base and the chain of view
-operators that leads to it. A write through an alias makes a new base value (by the inverse of each view in the chain)
-and raises the version; an alias that is read with an old version is derived again from the base. This is the
-algorithm of PyTorch's functionalization pass
-(https://dev-discuss.pytorch.org/t/functionalization-in-pytorch-everything-you-wanted-to- know/965), done on recorded
-operators, because running that pass under a recording mode is ten times slower.
+Every storage is a *base* with a current value and a version. Every tensor is an *alias*: a base, and the chain of views
+that leads to it. A write through an alias makes a new value of the base, by the inverse of each view in the chain, and
+raises the version. An alias that is read at an old version is computed from the base again. This is the algorithm of
+PyTorch's functionalization pass (https://dev-discuss.pytorch.org/t/functionalization-in-pytorch-everything-you-wanted-
+to-know/965). It runs on recorded operators here, because that pass under a recording mode is ten times slower.
 """
 
 from __future__ import annotations
@@ -50,17 +49,18 @@ aten = torch.ops.aten
 
 @dataclass
 class Functionalizer:
-    """Builds ``graph`` from recorded operators; settled, ``aliases`` holds every tensor, by ``id`` and kept alive."""
+    """Builds ``graph`` from recorded operators. After :meth:`settle`, ``aliases`` has every tensor by ``id``, kept
+    alive."""
 
     graph: Graph
     fakes: FakeRunner
     aliases: dict[int, Alias] = field(default_factory=dict)
-    written: set[Node] = field(default_factory=set)  # values that came about by writes
+    written: set[Node] = field(default_factory=set)  # values made by writes
     bases: dict[int, Base] = field(default_factory=dict)
-    unlisted: list[Base] = field(default_factory=list)  # that are not in ``bases`` yet
+    unlisted: list[Base] = field(default_factory=list)  # bases not in ``bases`` yet
     source: str = ""
     pending: list[tuple[CallTemplate, Dispatch]] = field(default_factory=list)
-    """Operators that are recorded, and have no nodes yet."""
+    """Recorded calls that have no nodes yet."""
     draws: Draws = field(default_factory=Draws)
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Functionalizer:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def value(self, tensor: Tensor) -> Node:
-        """The node of ``tensor``'s present value, derived again from its base when the base was written since."""
+        """The node of the present value of ``tensor``; computed from its base if that was written since."""
         self.settle()
         alias = self.aliases[id(tensor)]
         if alias.version != alias.base.version:
@@ -84,7 +84,7 @@ class Functionalizer:
         return id(tensor) in self.aliases
 
     def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
-        """Register a placeholder; an ``input_index`` says that writes to it must be copied back."""
+        """Register the placeholder ``node`` of ``tensor``. With an ``input_index``, writes to it are copied back."""
         base, storage = Base(tensor, node, input_index=input_index), storage_of(tensor)
         self.bases.update((storage_of(one.root), one) for one in self.unlisted)
         self.unlisted.clear()
@@ -94,21 +94,21 @@ class Functionalizer:
         self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, node)
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
-        """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
+        """A new node. Without a ``value``, the operator runs on the fake values of its arguments."""
         self.settle()
         if ops.is_random(op):
             return self.draws.next(op, args, kwargs, lambda: self.add(op, args, kwargs, value))
         return self.add(op, args, kwargs, value)
 
     def add(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
-        """As :meth:`emit`, of an operator that draws no random numbers."""
+        """:meth:`emit` for operators that draw no random numbers."""
         self.settle()
         if value is None:
             value = self.fakes.run(op, _fakes(args), _fakes(dict(kwargs)))
         return self.append(op, args, dict(kwargs), value, self.source)
 
     def settle(self) -> None:
-        """Put the operators that have no nodes yet into the graph: many of them in half of the time."""
+        """Add nodes for all pending calls; together they take half the time."""
         if not self.pending:
             return
         pending, now = self.pending.copy(), self.source
@@ -142,13 +142,13 @@ class Functionalizer:
     # ---- recording ---------------------------------------------------------------------------------------------------
 
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
-        """Run one operator on fake tensors and add its functional form to the graph. Returns what ``run`` returned."""
+        """Run one operator on fake tensors and add its functional form to the graph. Returns the result of ``run``."""
         self.settle()
         if torch.Tag.inplace_view in op.tags:
             return self._reshape_in_place(op, args, kwargs, run)
         if op in _BATCH_NORMS:
             return self._batch_norm(args, run)
-        if keyword.iskeyword(op._overloadname):  # ``random.from``: torch.fx would print what Python cannot read
+        if keyword.iskeyword(op._overloadname):  # ``random.from``: torch.fx would print invalid Python
             raise CaptureError(f"{op} at {self.source} cannot be written as Python; it runs in eager mode")
         if kwargs.get("generator") is not None:
             raise CaptureError(f"{op} at {self.source} draws from a generator of its own; it runs in eager mode")
@@ -176,7 +176,7 @@ class Functionalizer:
         return result
 
     def _check(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A check is a node of its own, unless the operator that it looks at can raise by itself."""
+        """Add a node for the error check of a ``linalg`` operator, unless the operator itself can raise."""
         checked = args[0].args[0] if args[0].target is operator.getitem else args[0]
         if op is aten._linalg_check_errors.default and _can_raise(checked):
             checked.update_kwarg("check_errors", True)
@@ -202,13 +202,13 @@ class Functionalizer:
         self._add_view(parent, (View(op, self.nodes(args[1:]), self.nodes(kwargs)),), result, emit())
 
     def _add_view(self, parent: Alias, views: tuple[View, ...], result: Tensor, node: Node) -> None:
-        """``result`` is ``views`` of ``parent``, and ``node`` its value."""
+        """Register ``result``: it is ``views`` of ``parent``, and ``node`` has its value."""
         base = parent.base
         chain = (*parent.chain, *views)
         self.aliases[id(result)] = Alias(result, base, chain, node, base.version, node)
 
     def _add_strided(self, parent: Alias, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
-        """``as_strided`` counts from the start of the storage: said from the root, relative to where that begins."""
+        """Register a result of ``as_strided`` as a view of the root; its offset counts from the storage's start."""
         base, root = parent.base, parent.base.root
         names_offset = len(args) > 3 or kwargs.get("storage_offset") is not None
         views = None if names_offset and base.input_index is not None else overlap.strided_views(root, result)
@@ -226,7 +226,7 @@ class Functionalizer:
     def _add_part_of_view(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
     ) -> None:
-        """``split`` and ``unbind`` become one ``slice`` or ``select`` a part, which every pass understands."""
+        """Register one result of ``split`` or ``unbind`` as a ``slice`` or ``select``, which every pass understands."""
         parent = self.aliases[id(args[0])]
         node = self.value(args[0])
         view = part_as_view(op, args, kwargs, position, part)
@@ -237,13 +237,13 @@ class Functionalizer:
         self._add_view(parent, (view,), part, self.emit(view.op, (node, *view.args), view.kwargs, part))
 
     def own(self, tensor: Tensor, node: Node) -> None:
-        """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
+        """Register ``tensor``, whose value is ``node``, with a storage of its own."""
         base = Base(tensor, node)
         self.unlisted.append(base)
         self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, node)
 
     def own_parts(self, parts: Iterable[Any], whole: Node) -> None:
-        """The tensors among ``parts`` are the new values that ``whole`` computes."""
+        """Register the tensors among ``parts``, the several results of ``whole``, each with a storage of its own."""
         for position, part in enumerate(parts):
             if isinstance(part, Tensor):
                 self.own(part, self._part(whole, position, part))
@@ -251,7 +251,7 @@ class Functionalizer:
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, tensor: Tensor, node: Node) -> None:
-        """``tensor`` now holds ``node``'s value: pass it up its chain of views into the base."""
+        """Make ``node`` the value of ``tensor``, and compute the new value of its base through the chain of views."""
         alias = self.aliases[id(tensor)]
         base = alias.base
         self.written.add(node)
@@ -264,7 +264,7 @@ class Functionalizer:
                 f"a write at {self.source} to a part of a tensor whose elements share memory; it runs in eager mode"
             )
         before = base.node
-        outers, outer = [], before  # what each view of the chain looks at
+        outers, outer = [], before  # the operand of each view in the chain
         for view in alias.chain:
             outers.append(outer)
             if view is not alias.chain[-1]:
@@ -316,7 +316,7 @@ class Functionalizer:
         return result
 
     def _bernoulli(self, target: Node, p: float) -> Node:
-        """``bernoulli`` draws in the order of dimensions, ``bernoulli_`` in the order of memory: make them one."""
+        """``bernoulli_`` in functional form: it draws in memory order, ``bernoulli`` in the order of dimensions."""
         strides = target.meta["val"].stride()
         order = sorted(range(len(strides)), key=lambda d: -strides[d])
         if order == list(range(len(strides))):
@@ -325,14 +325,14 @@ class Functionalizer:
         return self.emit(aten.permute.default, (drawn, [order.index(d) for d in range(len(order))]), {})
 
     def write_result(self, tensor: Tensor, node: Node) -> None:
-        """Write a result in the tensor's own dtype and shape, as the in-place operator does."""
+        """Write a result, converted to the dtype and shape of ``tensor``, as the in-place operator does."""
         held, value = self.aliases[id(tensor)].tensor, node.meta["val"]
         if value.dtype != held.dtype or value.shape != held.shape:
             node = self.copied(self.value(tensor), node)
         self.write(tensor, node)
 
     def copied(self, target: Node, source: Node) -> Node:
-        """``target.copy_(source)`` as a value: the source itself where nobody could tell the difference."""
+        """The value of ``target.copy_(source)``: the source itself if dtype, shape and layout are equal."""
         a, b = target.meta["val"], source.meta["val"]
         if a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device:
             return source
@@ -344,7 +344,7 @@ class Functionalizer:
         return self.emit(aten.copy.default, (target, source), {})
 
     def _inverse(self, view: View, outer: Node, part: Node) -> Node:
-        """The value of ``outer`` after ``view(outer)`` was given the value ``part``."""
+        """The value of ``outer`` after ``part`` was written to ``view(outer)``."""
         op, args, kwargs = view.op, view.args, view.kwargs
         if scatter := _SCATTERS.get(op):
             return self.emit(scatter, (outer, part, *args), kwargs)
@@ -367,7 +367,8 @@ class Functionalizer:
     def _reshape_in_place(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
-        """``unsqueeze_`` and its kin change the tensor object, not its elements: the alias gets one more view."""
+        """Record ``unsqueeze_`` and similar operators, which change the shape of a tensor object: one more view in its
+        chain."""
         functional = ops.functional_form(op)
         if functional is None or not ops.is_view(functional):
             raise CaptureError(
@@ -395,7 +396,7 @@ class Functionalizer:
         return result
 
     def _batch_norm(self, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
-        """In training, batch norm writes its running statistics, though one of its schemas does not say so."""
+        """Record a batch norm in training, which writes its running statistics although one schema does not say so."""
         values, weight, bias, mean, variance, training, momentum, epsilon = args
         statistics = () if mean is None or variance is None else (mean, variance)
         if not training:
@@ -422,7 +423,7 @@ class Functionalizer:
         )
 
     def nodes(self, arguments: Any) -> Any:
-        """Arguments with every tensor replaced by the node of its present value."""
+        """``arguments`` with the node of its present value in place of each tensor."""
         if isinstance(arguments, Tensor):
             return self.value(arguments)
         if type(arguments) in (tuple, list):
@@ -434,7 +435,7 @@ class Functionalizer:
     def _functional_arguments(
         self, op: OpOverload, functional: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments for the functional form: ``out=`` tensors are dropped, everything else stays."""
+        """The arguments of the functional form: all except ``out=`` tensors."""
         accepted = {a.name: a for a in functional._schema.arguments}
         values = dict(kwargs)
         for argument in op._schema.arguments[len(args) :]:
@@ -467,7 +468,7 @@ _RESHAPES = frozenset(
 
 
 def _fakes(arguments: Any) -> Any:
-    """Arguments with every node replaced by its fake value."""
+    """``arguments`` with its fake value in place of each node."""
     if isinstance(arguments, Node):
         return arguments.meta["val"]
     if isinstance(arguments, (tuple, list)):
@@ -478,7 +479,7 @@ def _fakes(arguments: Any) -> Any:
 
 
 def _exchange(node: Node, tensor: Tensor, held: Tensor) -> None:
-    """Let ``held`` stand in the metadata of ``node`` where ``tensor`` does."""
+    """Replace ``tensor`` by ``held`` in the metadata of ``node``."""
     value = node.meta["val"]
     if value is tensor:
         node.meta["val"] = held
@@ -487,6 +488,6 @@ def _exchange(node: Node, tensor: Tensor, held: Tensor) -> None:
 
 
 def _can_raise(node: Node) -> bool:
-    """Whether the operator of ``linalg`` can be asked to look at its errors."""
+    """Whether the node's ``linalg`` operator has an argument that makes it check for errors."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(argument.name == "check_errors" for argument in schema.arguments)

@@ -1,4 +1,4 @@
-"""Python's garbage collector, paused while graphs grow."""
+"""Pause Python's garbage collector while graphs grow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collecting() -> Iterator[None]:
-    """A large graph and the tables about it only grow: the collector would walk them again and again, find nothing, and
-    take a third of the time.
+def without_garbage_collection() -> Iterator[None]:
+    """Pause the garbage collector.
 
-    What is there afterwards counts as old, so that it is not walked at once, either.
+    A large graph and its tables only grow. The collector would traverse them again and again, find nothing, and take a
+    third of the time. Afterwards, the new objects count as old, so that they are not traversed at once.
 
     >>> import gc
-    >>> with without_collecting():
+    >>> with without_garbage_collection():
     ...     gc.isenabled()
     False
     >>> gc.isenabled()
@@ -30,7 +30,7 @@ def without_collecting() -> Iterator[None]:
     try:
         yield
     finally:
-        # What the caller has frozen stays so; to ask for that takes as long as walking over it.
+        # Objects that the caller froze stay frozen; asking whether there are any takes as long as traversing them.
         if gc.get_count()[0] > MANY and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
@@ -40,14 +40,14 @@ def without_collecting() -> Iterator[None]:
 
 
 def _go_on() -> None:
-    """In a forked child, the thread that would let the collector go on may be missing."""
+    """Resume collection in a forked child, where the thread that would resume it may be missing."""
     if _PAUSING and threading.get_ident() not in _PAUSING:
         gc.enable()
 
 
 MANY = 10_000
-"""Young objects that are worth moving among the old ones; a collection of fewer takes less than a millisecond."""
+"""The fewest young objects worth moving among the old ones: collecting fewer takes less than a millisecond."""
 
 _PAUSING: set[int] = set()
-"""Threads that paused it."""
+"""Threads that have paused the collector."""
 os.register_at_fork(after_in_child=_go_on)

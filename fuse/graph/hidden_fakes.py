@@ -1,11 +1,12 @@
-"""Stand-ins that a model does not notice: it does what it does in eager mode, not what it does for an exporter.
+"""Hide fake tensors from the model's code, so that it does what it does in eager mode, not what it does for an
+exporter.
 
-    isinstance(mask, torch._subclasses.FakeTensor)      in code of the model, while it is captured: False
-                                                        in torch's own code, and in other threads: as ever
+    isinstance(mask, torch._subclasses.FakeTensor)      in code of the model, during its capture: False
+                                                        in torch's own code, and in other threads: unchanged
 
-Libraries ask this to leave out checks of values, or to build a mask that is applied where eager applies none. Here
-values can be read (:mod:`fuse.graph.value_reads`), so that nothing need be left out. Who imported the class by its name
-before the capture still has it.
+Libraries ask this question to skip checks of values, or to build a mask that eager does not build. fuse can read values
+(:mod:`fuse.graph.value_reads`), so that nothing need be skipped. A module that imported the class by name before the
+capture still sees it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _PLACES: tuple[ModuleType, ...] = (torch._subclasses, torch._subclasses.fake_tensor)
 _TRUSTED = ("torch", "fuse")
-"""Packages whose code works on the stand-ins themselves."""
+"""Packages that work on fake tensors themselves."""
 
 
 class NoInstances:
@@ -31,25 +32,25 @@ class NoInstances:
 
 
 class _PatchedModule(ModuleType):
-    """A module that says what a fake tensor is by who asks; as a global of its own code, the name is what it was."""
+    """A module whose attribute ``FakeTensor`` depends on the code that reads it."""
 
     @property
     def FakeTensor(self) -> Any:  # torch's name
         caller = sys._getframe(1)
-        asks_later = caller.f_code.co_name == "<module>"  # an import, which keeps what it is told
+        asks_later = caller.f_code.co_name == "<module>"  # an import, which keeps the value that it reads
         package = str(caller.f_globals.get("__name__", "")).partition(".")[0]
         if threading.get_ident() not in _capturing or asks_later or package in (*_TRUSTED, "importlib"):
             return FakeTensor
         return NoInstances
 
 
-_capturing: dict[int, int] = {}  # threads, and how many captures they are in
+_capturing: dict[int, int] = {}  # id of a thread -> the number of its captures
 _LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
 def fakes_hidden() -> Iterator[None]:
-    """As long as this lasts, code of models in this thread takes fake tensors for tensors.
+    """A context in which model code of this thread takes fake tensors for ordinary tensors.
 
     >>> with fakes_hidden():
     ...     eval("lambda: torch._subclasses.FakeTensor", {"torch": torch, "__name__": "model"})()

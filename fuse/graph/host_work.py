@@ -1,13 +1,14 @@
-"""Host work in front of a model's operators: found, and cut off by line.
+"""Find the host work at the start of a model's ``forward``, and split ``forward`` behind it.
 
     def forward(self, texts):                          host    ids = ...; words = torch.tensor(ids)        in Python
-        ids = [self.vocabulary[w] for w in ...]   ->               words crosses
+        ids = [self.vocabulary[w] for w in ...]   ->               words is passed on
         words = torch.tensor(ids)                      device  return self.classify(self.embed(words))     fused
         return self.classify(self.embed(words))
 
-``forward`` runs once until an operator reads a weight, watched call by call. The statements before that one are host
-work, but for those at their end that only compute tensors from tensors, which are worth fusing. Both parts are compiled
-from the text of ``forward`` with its own line numbers, so that reports and tracebacks name the user's lines.
+``forward`` runs once, up to the first operator that reads a weight, and each call in it is noted. The statements before
+that operator's statement are host work, except the last ones that only compute tensors from tensors: these are worth
+fusing. Both parts are compiled from the source of ``forward`` with its line numbers, so that reports and tracebacks
+name the user's lines.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ _READS_OF_LAYOUT = frozenset({"__get__", "size", "stride", "dim", "numel", "__le
 
 
 class NoHostWork(FuseError):
-    """Why no host work can be cut off."""
+    """The reason why no host work can be split off."""
 
 
 @dataclass(frozen=True)
 class HostWork:
-    """``forward`` in two parts. ``lines``: first and last line of the host part. ``crossing``: what it hands over, by
-    name. ``changes``: something that the host part changes besides, or None.
+    """``forward`` in two parts.
 
-    ``host(model, *args, **kwargs)`` gives a value for each name; ``device(model, **values)`` is the rest.
+    ``lines``: first and last line of the host part. ``crossing``: the names of the values that it passes on.
+    ``changes``: anything else that it changes, or None. ``host(model, *args, **kwargs)`` returns a value for each name;
+    ``device(model, **values)`` runs the rest.
     """
 
     lines: tuple[Line, Line]
@@ -59,17 +61,17 @@ class HostWork:
     device: Callable[..., Any]
 
     def run(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the host part: the values that it hands over, by name.
+        """Run the host part; returns the values that it passes on, by name.
 
         Raises:
-            FuseError: it does what must not run ahead of the rest: reads a weight, or writes to its arguments.
+            FuseError: the host part reads a weight or writes to an argument, which it must not, because it runs ahead.
         """
         with _Unread(model, (args, kwargs)):
             return self.host(model, *args, **kwargs)
 
 
 class DeviceStage(nn.Module):
-    """The rest of a model's ``forward``, given by name what its host part hands over."""
+    """The rest of a model's ``forward``; its keyword arguments are the values that the host part passes on."""
 
     def __init__(self, model: nn.Module, work: HostWork) -> None:
         super().__init__()
@@ -82,11 +84,11 @@ class DeviceStage(nn.Module):
 
 
 def host_work(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HostWork:
-    """The host work at the beginning of ``model(*args, **kwargs)``, which runs once up to the first weight.
+    """The host work at the start of ``model(*args, **kwargs)``. The call runs once, up to the first weight.
 
     Raises:
-        NoHostWork: there is none, or it cannot be cut off; the message is the reason.
-        Exception: what ``forward`` raises.
+        NoHostWork: there is none, or it cannot be split off; the message is the reason.
+        Exception: any error of ``forward``.
     """
     forward = _Forward.of(model)
     calls = _watched(forward, model, args, kwargs)
@@ -98,9 +100,9 @@ def host_work(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         first -= 1
     prefix = body[:first]
     if not prefix or not any(line for line in calls.host if any(_holds(one, line) for one in prefix)):
-        raise NoHostWork(f"no statement of forward before {forward.line(calls.reached)} works on the host")
+        raise NoHostWork(f"no statement of forward before {forward.line(calls.reached)} does host work")
     if bad := next((n for one in prefix for n in ast.walk(one) if isinstance(n, _UNCUT)), None):
-        raise NoHostWork(f"{type(bad).__name__.lower()} at {forward.line(bad.lineno)} stands among the host work")
+        raise NoHostWork(f"{type(bad).__name__.lower()} at {forward.line(bad.lineno)} is part of the host work")
     return forward.cut(first, calls.changes)
 
 
@@ -110,12 +112,12 @@ _UNCUT = (
     *(ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal),
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
 )
-"""Statements that keep those around them from being cut off: they end ``forward``, or bind a name that lives on."""
+"""Statements that cannot be moved to another function: they end ``forward``, or bind a name that is used later."""
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """``forward`` of a model, as it is written."""
+    """The source of a model's ``forward``."""
 
     function: types.FunctionType
     definition: ast.FunctionDef
@@ -126,16 +128,16 @@ class _Forward:
         function = type(model).forward
         hooks = (model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks)
         if any(hooks) or "forward" in vars(model):
-            raise NoHostWork(f"{name} has hooks, or a forward of its own object")
+            raise NoHostWork(f"{name} has hooks, or an instance attribute named forward")
         if type(model).__call__ is not nn.Module.__call__:
-            raise NoHostWork(f"a call of {name} does more than forward (a precision, for one)")
+            raise NoHostWork(f"a call of {name} does more than run forward (such as change the precision)")
         if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
             raise NoHostWork(f"forward of {name} is not a plain function")
         try:
             lines, start = inspect.getsourcelines(function)
             tree = ast.parse(textwrap.dedent("".join(lines)))
         except (OSError, SyntaxError) as error:
-            raise NoHostWork(f"the text of forward of {name} cannot be read") from error
+            raise NoHostWork(f"the source of forward of {name} cannot be read") from error
         definition = tree.body[0]
         if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
             raise NoHostWork(f"forward of {name} is decorated, or not a plain function")
@@ -146,7 +148,7 @@ class _Forward:
         return line_at(self.function.__code__.co_filename, number)
 
     def cut(self, at: int, changes: str | None) -> HostWork:
-        """The two parts, cut before statement ``at``."""
+        """Split before statement number ``at``."""
         body, arguments = self.definition.body, self.definition.args
         given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         given += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
@@ -174,13 +176,16 @@ class _Forward:
     def _compiled(
         self, arguments: ast.arguments, body: list[ast.stmt], defaults: tuple[None, ...] | None = None
     ) -> Any:
-        """A function with the globals, closure and class of ``forward``, and its defaults where none are given."""
+        """A function with the globals, closure and class of ``forward``, and its defaults unless ``defaults`` are
+        given."""
         code, function = self.function.__code__, self.function
-        owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2] or "Model"  # its private names are mangled
+        owner = (
+            function.__qualname__.rpartition(".")[0].rpartition(".")[2] or "Model"
+        )  # its private names contain the class name
         free = [name for name in code.co_freevars if name != "__class__"]
         module = ast.parse(f"def around({', '.join(free)}):\n class {owner}:\n  def forward(): pass")
         _at(self.definition.lineno, module)
-        bare = copy.deepcopy(arguments)  # the values of defaults and annotations are those of ``forward``
+        bare = copy.deepcopy(arguments)  # the function gets the default values of ``forward``
         bare.defaults = _at(self.definition.lineno, ast.parse("None\n" * len(arguments.defaults)))
         bare.kw_defaults = [value and ast.copy_location(ast.Constant(None), value) for value in arguments.kw_defaults]
         for node in ast.walk(bare):
@@ -205,7 +210,7 @@ class _Forward:
 
 
 def _at(line: int, module: ast.Module) -> list[Any]:
-    """The statements of ``module``, or what they evaluate, as if they stood in ``line``."""
+    """The statements of ``module``, or the values of expressions, moved to ``line``."""
     for node in ast.walk(module):
         if hasattr(node, "lineno"):
             node.lineno = node.end_lineno = line  # type: ignore[attr-defined]  # it has one
@@ -232,9 +237,11 @@ def _holds(statement: ast.stmt, line: int) -> bool:
 
 @dataclass
 class _WatchedCalls:
-    """Calls that ran, by lines of ``forward``. ``reached``: the line that reads a weight first; 0: none does.
+    """Notes on a run of ``forward``, as line numbers.
 
-    ``host``: lines that make tensors from Python values or read values; ``tensors``: lines that compute with tensors.
+    ``reached``: the first line that reads a weight; 0 if none does. ``host``: lines that make tensors from Python
+    values, or read values of tensors. ``tensors``: lines that compute tensors from tensors. ``changes``: a changed
+    object, or None.
     """
 
     reached: int
@@ -244,11 +251,11 @@ class _WatchedCalls:
 
 
 class _Reached(BaseException):
-    """Ends ``forward`` where an operator reads a weight."""
+    """Ends ``forward`` at the first operator that reads a weight."""
 
 
 def _is_tensor_work(statement: ast.stmt, calls: _WatchedCalls) -> bool:
-    """Whether a statement computes tensors from tensors and does nothing else that is known."""
+    """Whether a statement computes tensors from tensors, and nothing else was noted for its lines."""
 
     def inside(lines: set[int]) -> bool:
         return any(_holds(statement, line) for line in lines)
@@ -258,7 +265,7 @@ def _is_tensor_work(statement: ast.stmt, calls: _WatchedCalls) -> bool:
 
 
 def _watched(forward: _Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _WatchedCalls:
-    """Run ``forward`` until it reads a weight; nothing that it changes or draws stays."""
+    """Run ``forward`` until it reads a weight; then restore changed objects and random generators."""
     calls = _WatchedCalls(0, set(), set())
     before = reached_by_host_work(model, (args, kwargs))
     with _generators_kept():
@@ -274,7 +281,7 @@ def _watched(forward: _Forward, model: nn.Module, args: Sequence[Any], kwargs: M
 
 
 class _Unread(TorchFunctionMode):
-    """Refuses operators that read weights or write to arguments: host work runs ahead of what changes them."""
+    """Refuses operators that read weights or write to arguments, which would be too early: host work runs ahead."""
 
     def __init__(self, model: nn.Module, arguments: Any) -> None:
         super().__init__()
@@ -290,19 +297,19 @@ class _Unread(TorchFunctionMode):
             if any(_memory(t) in self.weights for t in tensors):
                 self.reads_weight(name)
             if _writes(name) and tensors and _memory(tensors[0]) in self.arguments:
-                raise NoHostWork(f"{name} writes to an argument among the host work")
+                raise NoHostWork(f"{name} writes to an argument in the host work")
             return self.ran(name, tensors, func(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
     def reads_weight(self, name: str) -> None:
-        raise NoHostWork(f"{name} reads a weight among the host work")
+        raise NoHostWork(f"{name} reads a weight in the host work")
 
     def ran(self, name: str, tensors: Sequence[Tensor], result: Any) -> Any:
         return result
 
 
 class _Watch(_Unread):
-    """Notes what each line of ``forward`` does, until it reads a weight."""
+    """Notes the work of each line of ``forward``, until it reads a weight."""
 
     def __init__(self, code: types.CodeType, model: nn.Module, arguments: Any, calls: _WatchedCalls) -> None:
         super().__init__(model, arguments)
@@ -315,7 +322,9 @@ class _Watch(_Unread):
 
     def ran(self, name: str, tensors: Sequence[Tensor], result: Any) -> Any:
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
-        strange = any(id(t) not in self.known for t in tensors)  # made of an array or a buffer, which nobody sees
+        strange = any(
+            id(t) not in self.known for t in tensors
+        )  # made from an array or a buffer without a torch function
         if name in _READS or strange or (made and not tensors and _is_given_values(name)):
             self.calls.host.add(self._line())
         elif made and tensors:
@@ -339,14 +348,14 @@ def _writes(name: str) -> bool:
 
 
 def _memory(tensor: Tensor) -> int | None:
-    """Equal for tensors that share memory, views of a weight among them; None where it is not one piece of memory."""
+    """The identity of a tensor's storage, which views share; None if it has no single storage."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 # ---- random generators ---------------------------------------------------------------------------------------------
 
 States = dict[str, tuple[Any, ...]]
-"""Of each random generator of the process, its state."""
+"""Name of a random generator of the process -> its state."""
 
 
 def states() -> States:
@@ -368,7 +377,7 @@ def states() -> States:
 
 
 def set_states(given: States) -> None:
-    """Put random generators into states that :func:`states` gave."""
+    """Set the random generators to states returned by :func:`states`."""
     for name, state in given.items():
         if name == "random":
             random.setstate(state)
@@ -381,14 +390,14 @@ def set_states(given: States) -> None:
 
 
 def reached_by_host_work(model: nn.Module, arguments: Any = ()) -> ReachableState:
-    """What host work reaches, but for the generators of :func:`states`, which go with a batch and come back with it."""
+    """The state that host work reaches, without the generators of :func:`states`, whose states go with each batch."""
     reached, carried = reached_by(model, arguments), list(global_generators())
     return replace(reached, generators=[pair for pair in reached.generators if pair[0] not in carried])
 
 
 @contextlib.contextmanager
 def _generators_kept() -> Iterator[None]:
-    """The random generators are at the end what they were."""
+    """A context that restores the random generators at its end."""
     before = states()
     try:
         yield

@@ -1,11 +1,11 @@
-"""In which order a call's last copies write values back into inputs.
+"""The order of the copies at the end of a call, which write values back into inputs.
 
     x, y = y, x + 1        copy y -> x; copy (x + 1) -> y       x + 1 has memory of its own, so y may be read first
     x, y = y, x            set x aside; copy y -> x; copy aside -> y
 
-A value may itself be an input, or a view of one, that another copy overwrites: copies that are read by nobody any more
-come first, and what goes round in a circle is set aside, which is one copy more. Small values that are no input's are
-written together, by one kernel: the running statistics of all batch norms, say.
+A value may be an input, or a view of one, that another copy overwrites. A copy whose target no other copy reads comes
+first. In a cycle, one value is first copied aside, which is one copy more. One kernel writes small values that are no
+inputs together, such as the running statistics of all batch norms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fuse.graph.signature import Mutation, Signature
 
 @dataclass(frozen=True)
 class Write:
-    """``value`` is copied into placeholder ``input_index``; ``aside``: after it was copied elsewhere, before all
+    """``value`` is copied into placeholder ``input_index``. ``aside``: it is first copied to other memory, before all
     writes."""
 
     input_index: int
@@ -37,10 +37,10 @@ class Write:
 
 
 LARGEST_TOGETHER = 64
-"""Values that one kernel writes."""
+"""The most values that one kernel writes."""
 
 MAX_BYTES = 2**20
-"""Bytes of a small value: beyond, a launch is nothing beside its copy."""
+"""The most bytes of a small value: for larger ones, a launch takes little time beside the copy."""
 
 _IN_KERNELS = frozenset(
     getattr(torch, name)
@@ -49,7 +49,7 @@ _IN_KERNELS = frozenset(
 
 
 def launched(planned: Sequence[Write]) -> list[tuple[Write, ...]]:
-    """The writes by launches, in order: first those of large values and of inputs, one by one.
+    """The writes grouped by launch, in order: first those of large values and of inputs, one by one.
 
     >>> class Count(torch.nn.Module):
     ...     def forward(self, x, y):
@@ -65,7 +65,7 @@ def launched(planned: Sequence[Write]) -> list[tuple[Write, ...]]:
 
 
 def writes(graph: GraphModule) -> list[Write]:
-    """The copies that end a call of ``graph``, in order; a value that is the unchanged input needs none.
+    """The copies at the end of a call of ``graph``, in order; an unchanged input is not copied.
 
     >>> from fuse.graph.capture import capture
     >>> class Shift(torch.nn.Module):

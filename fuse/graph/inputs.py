@@ -88,7 +88,7 @@ def replace_inputs(
 
 
 def _argument_key(name: str, forward: Callable[..., Any], given: int, named: Mapping[str, Any]) -> int | str:
-    """Where the argument goes: a position at most ``given``, or a keyword."""
+    """The position (at most ``given``) or keyword of the argument called ``name``."""
     parameters = inspect.signature(forward).parameters
     kinds = {kind: [p.name for p in parameters.values() if p.kind is kind] for kind in inspect._ParameterKind}
     positional = kinds[inspect.Parameter.POSITIONAL_ONLY] + kinds[inspect.Parameter.POSITIONAL_OR_KEYWORD]

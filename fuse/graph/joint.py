@@ -1,13 +1,12 @@
-"""Capture a call together with its gradients: one functional graph forward, one backward.
+"""Capture a call together with its gradients, as a forward graph and a backward graph.
 
     y = tanh(x @ w)            forward     y = tanh(mm(x, w))                                      saved: y
-                      ->       backward    d = tanh_backward(g, y);  mm(d, t(w)), mm(t(x), d)      given: y, x, w, g
+                      ->       backward    d = tanh_backward(g, y);  mm(d, t(w)), mm(t(x), d)      inputs: y, x, w, g
 
-The model runs on fake tensors that require gradients where the real ones do, under the mode that records. Then
-PyTorch's own autograd runs backward over what it recorded, under the same mode: blocks without gradients, ``detach``,
-writes through views, gradients of the user's own and the order of sums are what eager has. Recording costs as much for
-an operator backward as for one forward. The record is then cut in two. What the backward half reads of the forward
-half is *saved* (:mod:`fuse.graph.backward_graph`).
+The model runs under the recording mode, on fake tensors that require gradients where the real ones do. Then PyTorch's
+autograd runs backward under the same mode. So everything is as in eager: parts without gradients, ``detach``, writes
+through views, gradients of the user's own, and the order of sums. Recording costs the same for a backward operator as
+for a forward one. The record is then split in two (:mod:`fuse.graph.backward_graph`).
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from fuse.devices import without_autocast
 from fuse.errors import CaptureError
 from fuse.graph import convolution_gradients, recurrent_gradients, scattering
 from fuse.graph.aliases import View
-from fuse.graph.backward_graph import BackwardInput, cut_in_two, root_of
+from fuse.graph.backward_graph import BackwardInput, root_of, split_backward
 from fuse.graph.capture import prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
-from fuse.graph.recomputing import computed_again
+from fuse.graph.recomputing import recomputed
 from fuse.graph.recorder import Recorder
 from fuse.graph.result_structure import flatten_result
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
@@ -83,23 +82,23 @@ class Recorded:
 
 
 Differentiate = Callable[[Recorded], Joint | None]
-"""Takes the gradients of a call another way; None where it cannot."""
+"""Takes the gradients of a call by another method; None if it cannot."""
 
 
 def capture_joint(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
-    kept: Sequence[Attribute] = (),
+    mutated: Sequence[Attribute] = (),
     differentiate: Differentiate | None = None,
 ) -> Joint:
     """The functional graphs of ``model(*args, **kwargs)`` and of its gradients.
 
-    ``differentiate`` is asked first for the gradients.
+    ``differentiate`` is tried first. ``mutated`` is as in :func:`fuse.graph.capture.capture`.
 
     Raises:
-        CaptureError: as :func:`fuse.graph.capture.capture`, and where gradients have an effect that a graph cannot hold
-            (hooks, gradients left in ``.grad``, states that carry gradients from one call to the next).
+        CaptureError: as :func:`fuse.graph.capture.capture`, and if gradients have an effect that a graph cannot
+            represent (hooks, gradients left in ``.grad``, states that carry gradients from one call to the next).
 
     >>> joint = capture_joint(nn.Linear(3, 2), (torch.zeros(4, 3),))
     >>> [node.name for node in joint.backward.graph.nodes]
@@ -113,20 +112,20 @@ def capture_joint(
         with prepared(model, args, kwargs or {}) as fake_mode:
             return JointRecorder(model, fake_mode, plan).joint(args, dict(kwargs or {}), differentiate)
 
-    return settled(record, kept)
+    return settled(record, mutated)
 
 
 class JointRecorder(Recorder):
-    """Records a call with gradients on, then the gradients."""
+    """Records a call under autograd, then its gradients."""
 
     gradients = True
 
     def __init__(self, model: nn.Module, fake_mode: Any, plan: Plan) -> None:
         super().__init__(model, fake_mode, plan)
         self.leaves: list[Any] = []
-        self.lines: dict[int, str] = {}  # number of an autograd node -> the user's line
+        self.lines: dict[int, str] = {}  # sequence number of an autograd node -> the user's line
         self.detached: dict[int, Tensor] = {}
-        self.cut_off = False  # whether gradients were kept from some operand
+        self.cut_off = False  # whether the gradient of an operand was stopped
 
     def joint(self, args: tuple[Any, ...], kwargs: dict[str, Any], differentiate: Differentiate | None = None) -> Joint:
         forward = self.run(args, kwargs)
@@ -160,14 +159,14 @@ class JointRecorder(Recorder):
         values = {
             i: self.functional.value(self._ensure_known(g)) for i, g in zip(inputs, found, strict=True) if g is not None
         }
-        backward, given = cut_in_two(
+        backward, given = split_backward(
             forward,
             output,
             tangents,
             list(values.values()),
             tuple(self.dispatches[count:]),
             self.modules,
-            functools.partial(self.computed_again, values),
+            functools.partial(self.recomputed, values),
         )
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs)))
@@ -197,22 +196,23 @@ class JointRecorder(Recorder):
         self.dispatches.append(Dispatch(op, args, kwargs or {}, result, source))
         return result
 
-    def computed_again(
+    def recomputed(
         self, gradients: Mapping[int, Node], reads: Mapping[Node, Sequence[Node]], kept: Set[Node]
     ) -> dict[Node, None]:
-        """The operators of the forward half that the backward half runs again.
+        """The operators of the forward graph that the backward graph recomputes.
 
-        ``gradients`` are those of the inputs, by their numbers; the rest is as in :func:`recomputing.computed_again`.
+        ``gradients``: the gradients of the inputs, by position; the rest is as in :func:`recomputing.recomputed`.
         """
-        return computed_again(reads, kept, root_of)
+        return recomputed(reads, kept, root_of)
 
     def formula(self, op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """What an operator of the backward pass is recorded as, called with ``args``; None: as it is."""
+        """The function that replaces a backward operator in the record, to be called with ``args``; None if there is
+        none."""
         known = self.formulas().get(op) or scattering.formula(op, args) or recurrent_gradients.formula(op, args)
         return known or convolution_gradients.formula(op, args)
 
     def formulas(self) -> dict[Any, Callable[..., Any]]:
-        """Operators of the backward pass that are recorded as what they are made of."""
+        """Backward operators that are recorded as the operators of their formula."""
         return formulas(_MADE_OF_OTHERS)
 
     def _finish(self, result: Any) -> GraphModule:
@@ -229,12 +229,15 @@ class JointRecorder(Recorder):
         return line
 
     def lies_at(self, line: str) -> None:
-        """Mark autograd's latest record, if it is new, with the user's ``line``."""
+        """Note the user's ``line`` for autograd's latest node, if the node is new."""
         self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]  # torch keeps it to itself
 
     def _gradients(self, inputs: Sequence[int], tangents: Mapping[int, Node]) -> list[Tensor | None]:
-        """The gradient of each of the inputs, summed over the ways in which the call reached it: by what stands in for
-        it, and as itself where a plain container holds it too."""
+        """The gradients of the inputs.
+
+        A call may reach an input in two ways: through its fake tensor, and as the real tensor, held by a plain
+        container. The gradients of both are added.
+        """
         fakes = [self.placeholders[i] for i in inputs]
         held = [self.data.get(id(fake), fake) for fake in fakes]
         found = torch.autograd.grad(
@@ -250,7 +253,7 @@ class JointRecorder(Recorder):
         ]
 
     def _why_eagers(self) -> str | None:
-        """Why gradients must be taken as eager takes them, or None: operators alone decide what is requires_grad."""
+        """Why gradients must be taken step by step, as eager takes them; None if the operators determine them."""
         if has_own_gradients(self.leaves):
             return "the call has gradients of its own (torch.autograd.Function or a custom operator)"
         if self.cut_off or is_cut_unseen(self.graph, self.functional.aliases.values(), self.detached):
@@ -269,7 +272,7 @@ class JointRecorder(Recorder):
         return leaf.requires_grad
 
     def _detached(self, spec: OutputSpec, position: int) -> bool:
-        """Whether a view of an input leaves its gradient behind."""
+        """Whether the result is a view of an input that needs gradients, and itself needs none."""
         leaf, root = self.leaves[position], self.placeholders[spec.index]
         if leaf is root or leaf.requires_grad == root.requires_grad:
             return False
@@ -289,8 +292,11 @@ class JointRecorder(Recorder):
         return node
 
     def _refuse_views(self, op: OpOverload, tensor: Tensor) -> None:
-        """Refuse to change the shape of a tensor in place that is a view or has views: autograd takes views again by
-        strides then, but those of fake tensors by their operators, from what the shape is by now."""
+        """Refuse an in-place change of the shape of a tensor that is a view, or has views.
+
+        Autograd then makes those views again by strides; those of fake tensors are made by their operators, on the new
+        shape.
+        """
         self.functional.settle()
         own = self.functional.aliases.get(id(tensor))
         same = (alias.tensor for alias in self.functional.aliases.values() if own is None or alias.base is own.base)
@@ -300,7 +306,7 @@ class JointRecorder(Recorder):
             )
 
     def _refuse_effects(self, forward: GraphModule) -> None:
-        """Refuse what the call did to autograd's state that the graph of it would not do again."""
+        """Refuse effects of the call on autograd's state, which its graph would not repeat."""
         for mutation in forward.meta["signature"].mutations:
             if self.placeholders[mutation.input_index].requires_grad:
                 name = self.inputs[mutation.input_index].name
@@ -325,7 +331,7 @@ class JointRecorder(Recorder):
 
 @functools.cache
 def formulas(names: str) -> dict[Any, Callable[..., Any]]:
-    """Torch's own formulas of operators, by their names."""
+    """Torch's formulas (decompositions) of the operators with these ``names``, separated by spaces."""
     return get_decompositions([getattr(aten, name) for name in names.split()])
 
 

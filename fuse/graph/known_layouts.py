@@ -2,12 +2,12 @@
 
     mm(f32[4, 8], f32[8, 16])         ->   f32[4, 16]
     add(f32[4, 16], f32[16])          ->   f32[4, 16]
-    slice(f32[4, 16], 1, 0, 8)        ->   a view: torch's own arithmetic on a tensor without data
+    slice(f32[4, 16], 1, 0, 8)        ->   a view, computed by torch on a tensor without data
 
-The first operator that a ``FakeTensorMode`` works out imports sympy, a third of a second, to decide about symbolic
-sizes that no tensor here has. Most models need a dozen operators, whose results are simple in the common case:
-floating-point operands of one dtype on the processor. Anything else is left to torch, errors above all: its messages
-are the ones that users know.
+The first operator under a ``FakeTensorMode`` imports sympy for symbolic sizes, which takes a third of a second; no
+tensor here has symbolic sizes. Most models need a dozen operators, with simple results in the common case:
+floating-point operands of one dtype on the CPU. Anything else is left to torch, above all errors, whose messages users
+know.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 def known(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """``op(*args, **kwargs)`` under ``mode``, or ``NotImplemented`` where torch has to be asked.
+    """``op(*args, **kwargs)`` under ``mode``; ``NotImplemented`` if torch must compute it.
 
     >>> with FakeTensorMode() as mode:
     ...     a, b = torch.empty(4, 8), torch.empty(8, 16)
@@ -42,7 +42,7 @@ def known(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
 
 
 def _plain(mode: FakeTensorMode, tensor: Any) -> bool:
-    """Whether ``tensor`` is a fake tensor of ``mode`` on the processor that nothing more is known of."""
+    """Whether ``tensor`` is a fake tensor of ``mode`` on the CPU without special properties."""
     return (
         type(tensor) is FakeTensor
         and tensor.fake_mode is mode
@@ -68,7 +68,7 @@ def _made(
 
 
 def _factory(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A new tensor: torch's own on the device that holds no data."""
+    """A new tensor, made by torch on the meta device."""
     if kwargs.get("layout") not in (None, torch.strided) or kwargs.get("pin_memory"):
         return NotImplemented
     device = kwargs.get("device")
@@ -78,7 +78,7 @@ def _factory(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs
         return NotImplemented
     if op in (aten.empty.memory_format, aten.empty_strided.default):
         allocate, kwargs = op, dict(kwargs)
-    else:  # values differ, layouts do not
+    else:  # only the values differ
         allocate, kwargs = aten.empty.memory_format, {"dtype": kwargs.get("dtype")}
     try:
         with torch._C._DisableTorchDispatch():
@@ -97,7 +97,10 @@ def _view(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
         plain.set_(values.untyped_storage(), values.storage_offset(), values.shape, values.stride())
         try:
             result = op(plain, *args[1:], **kwargs)
-        except (RuntimeError, TypeError):  # an IndexError is raised: select of torch 2.11 has none for fake tensors
+        except (
+            RuntimeError,
+            TypeError,
+        ):  # an IndexError passes through: torch 2.11 raises none for select of fake tensors
             return NotImplemented
         if isinstance(result, (tuple, list)):
             return type(result)([FakeTensor(mode, part, HOST) for part in result])
@@ -121,7 +124,7 @@ def _elementwise(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kw
 
 
 def _in_place(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The first argument, where its place holds the result."""
+    """The first argument, if it can hold the result."""
     result = _elementwise(mode, op, args, kwargs)
     fits = result is not NotImplemented and isinstance(args[0], Tensor) and result.shape == args[0].shape
     return args[0] if fits else NotImplemented
@@ -147,7 +150,7 @@ def _product(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs
 
 
 def _stack(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Dense tensors of one shape, side by side along a dimension that is new."""
+    """A stack of dense tensors of one shape along a new dimension."""
     tensors, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if not tensors or not all(_dense(mode, tensor) for tensor in tensors):
         return NotImplemented
@@ -162,8 +165,11 @@ def _stack(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: 
 
 
 def _grouped_product(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Products of groups of rows, in every dtype that eager multiplies: rows [rows, k] times the matrix [k, n] of the
-    group of each, or the columns of each group times its rows, as the gradients of the matrices are."""
+    """Products of groups of rows, for every dtype that eager multiplies.
+
+    Each group of the rows [rows, k] is multiplied by its matrix [k, n]; or, for the gradients of the matrices, each
+    group of columns by its group of rows.
+    """
     if kwargs or len(args) != 3 or not all(_plain(mode, arg) for arg in args):
         return NotImplemented
     one, other, ends = args
@@ -177,7 +183,7 @@ def _grouped_product(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...]
 
 
 def _same(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A dense tensor like the first argument, from ``clone(x)`` and ``_softmax(x, dim, half_to_float)``."""
+    """A dense tensor like the first argument: ``clone(x)``, ``_softmax(x, dim, half_to_float)``."""
     x, *rest = args
     if kwargs or not _dense(mode, x) or not x.numel():
         return NotImplemented
@@ -187,11 +193,11 @@ def _same(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
 
 
 def _cleared(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Zeros laid out as a clone of the first argument is; torch 2.11 has them contiguous."""
+    """Zeros with the layout of a clone of the first argument; torch 2.11 makes them contiguous."""
     x = args[0]
     if not _plain(mode, x) or not x.numel():
         return NotImplemented
-    if is_dense(x):  # one element is, whatever its strides are, but not to torch on this device
+    if is_dense(x):  # torch on this device does not count one element with odd strides as dense
         return _made(mode, x.shape, x.dtype, x.stride())
     with torch._C._DisableTorchDispatch():
         like = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta"))
@@ -199,7 +205,7 @@ def _cleared(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs
 
 
 def _layer_norm(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """``native_layer_norm(x, shape, weight, bias, eps)``: the result, means and deviations."""
+    """``native_layer_norm(x, shape, weight, bias, eps)``: result, means, reciprocal standard deviations."""
     x, shape, *parameters = args[:4]
     if kwargs or not _dense(mode, x) or x.dtype not in (torch.float32, torch.float64) or not x.numel():
         return NotImplemented
@@ -218,14 +224,14 @@ def _is_dim(dim: int, tensor: Tensor) -> bool:
 
 
 def _drawn(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Numbers written into the first argument, which is returned."""
+    """The first argument, which the operator fills with numbers."""
     numbers = (*args[1:], *(value for name, value in kwargs.items() if name != "generator"))
     fits = _dense(mode, args[0]) and all(type(value) in (int, float) for value in numbers)
     return args[0] if fits else NotImplemented
 
 
 def _whole_numbers(values: Sequence[Any]) -> bool:
-    """Whether all are plain: numbers, truth values, dtypes and lists of these."""
+    """Whether all values are plain numbers, booleans, dtypes, or lists of these."""
     return all(
         _whole_numbers(value) if isinstance(value, (tuple, list)) else type(value) in (int, bool, type(None))
         for value in values

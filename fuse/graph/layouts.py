@@ -1,12 +1,11 @@
-"""The strides that eager gives to results, where fake tensors may answer otherwise.
+"""Strides that eager gives to results, for operators whose fake results may have others.
 
     logical_or(f32[2, 3] strides (1, 2), f32[2, 3] strides (3, 1))   ->   strides (1, 2): the first operand decides
 
-Elementwise operators of ATen share one iterator that orders the dimensions of its result by the operands' strides.
-FakeTensorMode answers for many of them by a Python formula made of several operators, which orders otherwise when
-operands disagree, are broadcast or are converted. What a caller sees must be eager's, so the iterator's own rule
-(``reorder_dimensions`` of ATen's TensorIterator.cpp) is followed here, and the few operators that have another are
-named.
+Elementwise operators of ATen share one iterator, which orders the dimensions of its result by the operands' strides.
+For many of them FakeTensorMode uses a Python formula of several operators, which orders dimensions differently if
+operands disagree, are broadcast or are converted. The caller must see eager's strides. So this file follows the
+iterator's rule (``reorder_dimensions`` of ATen's TensorIterator.cpp), and lists the operators with other rules.
 """
 
 from __future__ import annotations
@@ -36,7 +35,9 @@ _ROWS = frozenset(
         aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.mvlgamma.default,
     }
 )  # fmt: skip
-_SECOND_FIRST = frozenset({aten.rsub.Tensor, aten.threshold_backward.default})  # how ATen hands them to its iterator
+_SECOND_FIRST = frozenset(
+    {aten.rsub.Tensor, aten.threshold_backward.default}
+)  # ATen passes the second operand to its iterator first
 _JOINS = frozenset({aten.cat.default, aten.stack.default})
 _OF_IMAGES = frozenset(
     {
@@ -50,7 +51,7 @@ _LOOKUPS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 def eager_strides(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor
 ) -> tuple[int, ...] | None:
-    """The strides of ``result``, a new tensor that ``op`` made, in eager mode; None where fake tensors answer well.
+    """The strides in eager mode of ``result``, a new tensor made by ``op``; None if the fake result has them.
 
     >>> x, y = torch.empty(3, 2).t(), torch.empty(2, 3)
     >>> eager_strides(aten.logical_or.default, (x, y), {}, torch.empty(2, 3))
@@ -88,7 +89,7 @@ def eager_strides(
         return None
     if op in _SECOND_FIRST:
         tensors.reverse()
-    if op is aten.ldexp.Tensor:  # the product with a power, which lies in order
+    if op is aten.ldexp.Tensor:  # a product with a power, which is contiguous
         with torch._C._DisableTorchDispatch():
             tensors[1] = torch.empty(tensors[1].shape, dtype=tensors[1].dtype, device="meta")
     common = _common_dtype(operands) if result.dtype == torch.bool else result.dtype
@@ -96,19 +97,19 @@ def eager_strides(
     converted = [tensor if tensor is is_read_as_it_is else _converted(tensor, common) for tensor in tensors]
     try:
         return iterator_strides(converted, result.shape, _has_number(op, args))
-    except ValueError:  # shapes that do not broadcast to the result's: no call of the iterator
+    except ValueError:  # the shapes do not broadcast to the result's: the iterator was not used
         return None
 
 
 def _common_dtype(operands: Sequence[Any]) -> torch.dtype:
-    """The dtype in which operands are compared."""
+    """The dtype to which the operands are promoted."""
     if len(operands) == 2:
         return torch.result_type(*operands)
     return functools.reduce(torch.promote_types, (value.dtype for value in operands if isinstance(value, Tensor)))
 
 
 def _converted(operand: Tensor, common: torch.dtype) -> Tensor:
-    """An operand of another dtype is copied first, and a copy has no gaps."""
+    """An operand in the common dtype; converting copies it, without gaps."""
     if operand.dtype == common or operand.dim() == 0 or is_dense(operand):
         return operand
     strides = dense_strides(operand.shape, _order(operand.shape, [operand.stride()]))
@@ -117,13 +118,13 @@ def _converted(operand: Tensor, common: torch.dtype) -> Tensor:
 
 
 def _has_number(op: OpOverload, args: Sequence[Any]) -> bool:
-    """Whether one operand is a number, which the iterator sees as a tensor without dimensions."""
+    """Whether an operand is a number, which the iterator treats as a tensor without dimensions."""
     named = zip(op._schema.arguments, args, strict=False)
     return any(argument.name == "other" and not isinstance(value, Tensor) for argument, value in named)
 
 
 def iterator_strides(operands: Sequence[Tensor], shape: Sequence[int], has_number: bool) -> tuple[int, ...]:
-    """The strides of what ATen's iterator makes of operands that are broadcast to ``shape``, and perhaps a number."""
+    """The result strides of ATen's iterator for operands broadcast to ``shape``, and perhaps a number."""
     if not has_number and all(tuple(operand.shape) == tuple(shape) for operand in operands):
         if all(operand.is_contiguous() for operand in operands):
             return contiguous_strides(shape)
@@ -143,7 +144,7 @@ def _broadcast(operand: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
-    """Dimensions, the innermost first: an insertion sort, since the comparison may be undecided."""
+    """The dimensions from the innermost to the outermost; an insertion sort, because comparisons may be undecided."""
     order = list(range(len(shape)))[::-1]
     for i in range(1, len(order)):
         moving = i
@@ -158,7 +159,7 @@ def _order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _compare(inner: int, outer: int, shape: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
-    """Positive where ``outer`` should lie inside of ``inner``, negative where it should not, else 0."""
+    """Positive if dimension ``outer`` should be inside ``inner``, negative if not, 0 if undecided."""
     for own in strides:
         if own[inner] and own[outer]:
             if own[inner] != own[outer]:
@@ -178,7 +179,7 @@ def _batch_norm(values: Tensor) -> tuple[int, ...]:
 
 
 def _batch_norm_backward(gradient: Tensor, values: Tensor) -> tuple[int, ...]:
-    """In the values' own order where both are dense and of one format; else in the format that the values suggest."""
+    """The strides of the values if both tensors are dense and of one memory format; else those of that format."""
     formats = suggest_memory_format(gradient), suggest_memory_format(values)
     if formats[0] is formats[1] and _has_format(gradient) and _has_format(values):
         return contiguous_strides(values.shape) if values.is_contiguous() else _batch_norm(values)
@@ -196,8 +197,8 @@ def _of_format(shape: Sequence[int], memory_format: torch.memory_format) -> tupl
 
 
 def _joined(op: OpOverload, result: Tensor, tensors: Sequence[Tensor], *where: int) -> tuple[int, ...]:
-    """As ATen's own code for tensors without data answers, which asks all operands for a memory format."""
-    if result.dim() < 4:  # no memory format but the usual one
+    """The strides of a concatenation: ATen's code for meta tensors considers the memory formats of all operands."""
+    if result.dim() < 4:  # only the contiguous memory format
         return contiguous_strides(result.shape)
     with torch._C._DisableTorchDispatch():
         stand_ins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
@@ -206,7 +207,7 @@ def _joined(op: OpOverload, result: Tensor, tensors: Sequence[Tensor], *where: i
 
 
 def _rolled(values: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> tuple[int, ...] | None:
-    """Dimension by dimension, two parts are put together in the other order."""
+    """The strides of ``roll``, which concatenates two swapped parts along each dimension."""
     if values.numel() == 0:
         return None
     with torch._C._DisableTorchDispatch():
@@ -219,7 +220,8 @@ def _rolled(values: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
 
 
 def _looked_up(values: Tensor, indices: Sequence[Tensor | None], shape: Sequence[int]) -> tuple[int, ...] | None:
-    """The iterator's, of the table and the indices: the table does not move along the indices' dimensions.
+    """The strides of ``index``: those of the iterator over table and indices, where the table has stride 0 along the
+    dimensions of the indices.
 
     ``make_info`` of ATen's TensorAdvancedIndexing.cpp: indices that are not neighbours come first.
     """
@@ -227,7 +229,7 @@ def _looked_up(values: Tensor, indices: Sequence[Tensor | None], shape: Sequence
     given = [index for index in indices if index is not None]
     if 0 in shape or any(index.dtype not in (torch.int64, torch.int32) for index in given):
         return None
-    if not all(index.dim() for index in given):  # fake tensors have another shape, too: the call runs eager
+    if not all(index.dim() for index in given):  # fake tensors have another shape, too, so the call runs eager
         return None
     first = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
     rest = [
@@ -248,7 +250,7 @@ def _looked_up(values: Tensor, indices: Sequence[Tensor | None], shape: Sequence
 
 
 def strides_of_view(values: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of ``values.view(shape)`` in eager mode: fake tensors have others for dimensions of one element.
+    """The strides of ``values.view(shape)`` in eager mode; fake tensors have others for dimensions of one element.
 
     >>> strides_of_view(torch.empty(128, 1, 1, 128).permute(2, 0, 3, 1), (1, 128, 128))
     (16384, 128, 1)

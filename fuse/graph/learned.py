@@ -1,11 +1,11 @@
-"""Values that Python learned while a call was recorded, and the parts that later calls must confirm.
+"""Values that Python learned while a call was recorded; later calls must have the same.
 
-    if (x > 0).any():         the truth of a value          True
-    n = int(lengths.max())    a number                      17
-    x[mask], x.unique()       a size                        (17, 4)
+    if (x > 0).any():         learned: a boolean            True
+    n = int(lengths.max())    learned: a number             17
+    x[mask], x.unique()       learned: a size               (17, 4)
     x / x.max().item()        nothing: the number goes back to tensors, and is computed in each call
 
-A program that was specialised on what Python learned computes it again in each call, and gives it beside its results.
+A program that is specialised on learned values computes them again in each call, and returns them beside its results.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ Guard = Literal["truth", "number", "values", "size"]
 
 @dataclass(frozen=True)
 class Learned:
-    """One thing that Python learned at the user's line ``source``: ``leaf`` of the values that the program gives beside
-    its results, at ``place`` if that holds several, was ``expected``. ``key`` is equal where the same operators compute
-    it from the same inputs."""
+    """One value that Python learned, at the user's line ``source``.
+
+    ``leaf``: the position of the tensor with this value among the program's confirming outputs. ``index``: its index in
+    that tensor; None if the value is the whole tensor. ``expected``: the value at capture. ``key``: equal if the same
+    operators compute the value from the same inputs.
+    """
 
     source: str
     guard: Guard
     leaf: int
-    place: int | None
+    index: int | None
     expected: object
     key: int = 0
 
@@ -43,14 +46,13 @@ class Learned:
         if self.guard == "number":
             return f"the number read at {self.source or '?'} is {self.expected}"
         if self.guard == "size":
-            return f"the size of what is made at {self.source or '?'} is {self.expected}"
-        return f"the values read at {self.source or '?'} are as they were"
+            return f"the size of the tensor made at {self.source or '?'} is {self.expected}"
+        return f"the values read at {self.source or '?'} are those of the capture"
 
 
 @dataclass(frozen=True)
 class ReadLine:
-    """What is read at one line of the user's, ``count`` times: ``guard`` is ``none`` where nothing depends on it but
-    values."""
+    """A user's line that reads values, ``count`` times; ``guard`` is ``none`` if only tensors depend on the values."""
 
     source: str
     guard: Guard | Literal["none"]
@@ -59,7 +61,7 @@ class ReadLine:
 
 @dataclass(frozen=True)
 class Learning:
-    """All that Python learned in a call. ``leaves``: how many values the program gives beside its results.
+    """All values that Python learned in a call. ``leaves``: the number of confirming outputs of the program.
 
     >>> learned = Learning(1, (Learned("model.py:3", "truth", 0, None, True),), ())
     >>> learned.difference([torch.tensor(True)]) is None
@@ -72,28 +74,30 @@ class Learning:
     learned: tuple[Learned, ...]
     lines: tuple[ReadLine, ...]
 
-    def told(self, values: Sequence[Tensor | None]) -> dict[int, object]:
-        """The learned values, by key."""
+    def values_by_key(self, values: Sequence[Tensor | None]) -> dict[int, object]:
+        """The values of this call, by key."""
         return {
-            one.key: tuple(value.shape) if one.guard == "size" else bits(_element(value, one.place))
+            one.key: tuple(value.shape) if one.guard == "size" else bits(_element(value, one.index))
             for one in self.learned
             if one.guard != "values" and (value := values[one.leaf]) is not None
         }
 
-    def fits(self, told: Mapping[int, object]) -> bool:
-        """Whether nothing that was learned is otherwise in ``told``."""
+    def fits(self, known: Mapping[int, object]) -> bool:
+        """Whether no learned value differs from its value in ``known``."""
         return all(
-            one.guard == "values" or one.key not in told or told[one.key] == bits(one.expected) for one in self.learned
+            one.guard == "values" or one.key not in known or known[one.key] == bits(one.expected)
+            for one in self.learned
         )
 
     def another_size(self, source: str, shape: tuple[int, ...]) -> Learned | None:
-        """The first size that was learned at a line and is not ``shape``."""
+        """The first size learned at a line that is not ``shape``."""
         sizes = (one for one in self.learned if one.guard == "size" and one.source == source)
         return next((one for one in sizes if one.expected != shape), None)
 
     def difference(self, values: Sequence[Tensor | None]) -> Learned | None:
-        """The first thing that is not as it was learned; ``values`` begin with those given beside the results."""
-        told: dict[int, object] = {}
+        """The first learned value that differs in this call; ``values`` are the program's outputs, confirming ones
+        first."""
+        lists: dict[int, object] = {}
         for one in self.learned:
             value = values[one.leaf]
             assert value is not None
@@ -106,11 +110,11 @@ class Learning:
                 if not same_bits(value, one.expected):
                     return one
                 continue
-            if one.leaf not in told:
-                told[one.leaf] = value.tolist()
-            found = told[one.leaf]
-            if one.place is not None:
-                found = found[one.place]  # type: ignore[index]  # a list then
+            if one.leaf not in lists:
+                lists[one.leaf] = value.tolist()
+            found = lists[one.leaf]
+            if one.index is not None:
+                found = found[one.index]  # type: ignore[index]  # a list then
             if found is not one.expected and bits(found) != bits(one.expected):
                 return one
         return None
@@ -118,8 +122,11 @@ class Learning:
 
 @dataclass(frozen=True)
 class Truths:
-    """The truths that one line of the user's read one after another: places ``first`` to ``last`` (excluded) of value
-    number ``leaf`` of those that tell what was learned. All but the last are ``goes_on``."""
+    """Booleans read one after another at one line: indices ``first`` to ``last`` (excluded) of confirming output
+    ``leaf``.
+
+    All of them except the last equal ``goes_on``.
+    """
 
     leaf: int
     first: int
@@ -128,10 +135,10 @@ class Truths:
 
 
 def truths_read(learned: Sequence[Learned]) -> list[Truths]:
-    """The lines that read a truth several times, the same but for the last time.
+    """The lines that read several booleans, of which only the last differs.
 
     >>> def of(*truths):
-    ...     return [Learned("model.py:3", "truth", 0, place, truth) for place, truth in enumerate(truths)]
+    ...     return [Learned("model.py:3", "truth", 0, index, truth) for index, truth in enumerate(truths)]
     >>> truths_read(of(True, True, False))
     [Truths(leaf=0, first=0, last=3, goes_on=True)]
     >>> truths_read(of(True, False, True)), truths_read(of(True, True))
@@ -139,17 +146,17 @@ def truths_read(learned: Sequence[Learned]) -> list[Truths]:
     """
     found: list[list[Learned]] = []
     for one in learned:
-        if one.guard != "truth" or one.place is None:
+        if one.guard != "truth" or one.index is None:
             continue
         before = found[-1][-1] if found else None
-        if before and (before.leaf, before.source, before.place) == (one.leaf, one.source, one.place - 1):
+        if before and (before.leaf, before.source, before.index) == (one.leaf, one.source, one.index - 1):
             found[-1].append(one)
         else:
             found.append([one])
     return [
-        Truths(read[0].leaf, place, place + len(read), bool(read[0].expected))
+        Truths(read[0].leaf, index, index + len(read), bool(read[0].expected))
         for read in found
-        if (place := read[0].place) is not None and len(read) > 1 and _ends(read)
+        if (index := read[0].index) is not None and len(read) > 1 and _ends(read)
     ]
 
 
@@ -158,12 +165,13 @@ def _ends(read: Sequence[Learned]) -> bool:
     return len(set(others)) == 1 and last is not others[0]
 
 
-def _element(value: Tensor, place: int | None) -> object:
-    return (value if place is None else value[place]).item()
+def _element(value: Tensor, index: int | None) -> object:
+    return (value if index is None else value[index]).item()
 
 
 def bits(number: object) -> object:
-    """What is equal for two numbers only if they are the same, zeros by sign and NaN included.
+    """A value that is equal for two numbers only if they have the same bits: it distinguishes signed zeros, and NaN
+    equals itself.
 
     >>> bits(0.0) == bits(-0.0), bits(float("nan")) == bits(float("nan")), bits(3) == bits(3)
     (False, True, True)
@@ -176,7 +184,7 @@ def bits(number: object) -> object:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one layout hold the same, NaN included.
+    """Whether two tensors have the same shape, dtype and elements, bit by bit, so that NaN equals itself.
 
     >>> zeros, nan = torch.zeros(1), torch.tensor(torch.nan)
     >>> same_bits(zeros, -zeros), same_bits(nan, nan)
@@ -193,5 +201,5 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
-_compare = ctypes.CDLL(None).memcmp  # of torch's operators, one of bytes takes several times as long
+_compare = ctypes.CDLL(None).memcmp  # several times as fast as an operator of torch on bytes
 _compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]

@@ -7,9 +7,9 @@ A file follows one of two conventions:
 2. ``model`` (a module, or a function returning one) and ``example_inputs`` (a tuple, a dict of keyword arguments, or a
    function returning either).
 
-``path/to/model.py:Name`` takes another class or object of the file in the model's place. The file may also define
-``tuned`` (a module, or a function returning one): what experts tuned by hand for the same work, called with the same
-arguments, for ``fuse bench --against tuned``.
+``path/to/model.py:Name`` loads another class or object of the file instead of the model. For ``fuse bench --against
+tuned``, the file may also define ``tuned`` (a module, or a function returning one): a hand-tuned model for the same
+arguments.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _build(
 
 
 class _SharedMode(FakeMode):
-    """A mode that deep copies of its tensors stay in: the layers of a stack are often copies of the first."""
+    """A fake mode that is shared by deep copies of its tensors: the layers of a stack are often copies of the first."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _SharedMode:
         return self
@@ -152,9 +152,10 @@ class _SharedMode(FakeMode):
 
 @contextmanager
 def _without_values(fake_mode: FakeTensorMode) -> Iterator[None]:
-    """Tensors get no storage, and ``trunc_normal_``, the one initialiser that looks at its samples, draws none.
+    """A context in which tensors get no storage, and ``trunc_normal_`` draws nothing.
 
-    Without the latter every vision transformer would be allocated only to be counted.
+    ``trunc_normal_`` is the one initialiser that reads its samples. If it drew, every vision transformer would have to
+    be allocated just to be counted.
     """
     draw = nn.init._no_grad_trunc_normal_
     nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor
@@ -166,11 +167,10 @@ def _without_values(fake_mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _may_need_values(cause: BaseException, file: ModelFile) -> bool:
-    """Whether real tensors could help.
+    """Whether the file may load with real tensors.
 
-    Fake tensors complain with ``RuntimeError``; whatever else came out of a library may be a consequence. An error of
-    another type on the user's own line (a wrong name, a missing argument) would only come again, after allocating
-    everything.
+    Fake tensors raise ``RuntimeError``, and any error inside a library may follow from one. An error of another type on
+    the user's own line (a wrong name, a missing argument) would only be raised again, after everything was allocated.
     """
     if isinstance(cause, RuntimeError):
         return True
@@ -260,7 +260,7 @@ def _example_inputs(file: ModelFile, namespace: Mapping[str, Any], optional: boo
         return (), {}
     else:
         advice = "define get_inputs() or example_inputs, or give every input with --input NAME=f32[64,16,256]"
-        raise FuseError(f"{file.shown} says nothing of the model's inputs; {advice}")
+        raise FuseError(f"{file.shown} defines no inputs of the model; {advice}")
     if isinstance(given, Mapping):
         return (), dict(given)
     if isinstance(given, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Locks that a forked child finds free, whichever thread of its parent held them.
+"""Locks that are free in a forked child, whichever thread of the parent held them.
 
-A child of ``fork`` has one thread. A lock that another one held at that moment would stay locked in it for good: the
-first call of a new size in a data loader's worker would never return.
+A child of ``fork`` has one thread. A lock held by any other thread of the parent would stay locked in the child for
+ever; the first call of a new size in a data loader's worker would never return.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 
 
 class ForkedLock:
-    """As ``threading.RLock``, but free in a child of ``fork`` unless the thread that forked holds it.
+    """A ``threading.RLock`` that is free in a child of ``fork``, unless the forking thread holds it.
 
     >>> lock = ForkedLock()
     >>> with lock, lock:
@@ -37,7 +37,7 @@ class ForkedLock:
 
     @contextmanager
     def without_waiting(self) -> Iterator[bool]:
-        """Hold it if nobody does, this thread included; whether that is so.
+        """A context that takes the lock if no thread holds it, not even this one. Yields whether it did.
 
         >>> lock = ForkedLock()
         >>> with lock.without_waiting() as first, lock.without_waiting() as second:
@@ -54,7 +54,7 @@ class ForkedLock:
 
     def is_held(self) -> bool:
         """Whether this thread holds it."""
-        held: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # which typeshed leaves out
+        held: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # missing in typeshed
         return held
 
     def renew(self) -> None:

@@ -5,9 +5,9 @@
         h = tanh(xs[t] + h @ w)                     h carried, x = xs[t], w the same in each step, h' collected
         hs.append(h)
 
-The body is a captured graph of one step. Its placeholders stand for, in this order: the carried states, what is read of
-per-step inputs, and invariants. Its outputs are the next states, then what is collected. ``forward`` runs the body step
-by step: the reference and the fallback.
+The body is a captured graph of one step. Its placeholders are the carried states, then the parts of per-step inputs,
+then the invariants. Its outputs are the next states, then the collected values. ``forward`` runs the body step by step;
+it is the reference for a kernel, and the fallback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fuse.graph.outputs import outputs_of
 
 @dataclass(frozen=True)
 class StepInput:
-    """In step ``t`` the body reads ``source.select(dim, start + step * t)`` of one operand of the loop."""
+    """Step ``t`` reads ``source.select(dim, start + step * t)`` of an operand ``source`` of the loop."""
 
     dim: int
     start: int
@@ -36,10 +36,10 @@ class StepInput:
 
 @dataclass(frozen=True)
 class Stop:
-    """A loop ends at the first step whose truth, collected result number ``collected``, is not ``goes_on``.
+    """The condition that ends a loop: collected boolean number ``collected`` is not ``goes_on``.
 
-    ``whole``: that step counts, and its next states are the last; otherwise its states are. What is collected of steps
-    that do not run is of no use, but for the truth itself: it is that of the step that ended the loop.
+    ``whole``: the step whose condition differs counts, and its states are the last; otherwise the states before it are.
+    Collected values of later steps are undefined, except the boolean: it keeps the value that ended the loop.
     """
 
     collected: int
@@ -49,15 +49,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class LoopSpec:
-    """How the body is driven.
+    """The parameters of a loop.
 
-    ``carries``: number of carried states; each step reads what the step before wrote (the first: the loop's operand).
-    ``step_inputs``: how the operands that follow are read. ``collected``: number of results that are kept of every
-    step. ``source``: the user's line of the body. ``one_call``: eager runs all steps in one call of a library.
-    ``persistent``: one kernel runs all steps, as one launch; otherwise what the body launches is launched in
-    every step. ``gathered``: how many results that are kept are the one tensor that a library makes
-    in every step (:attr:`Loop.gathered`).
-    ``backwards``: what is kept of the first step lies last. ``stop``: it may take fewer steps than ``trip_count``.
+    ``trip_count``: number of steps. ``carries``: number of carried states; the first step reads the loop's operand,
+    each other step the state that the step before wrote. ``step_inputs``: how steps read the operands that follow.
+    ``collected``: number of values that are returned for every step. ``source``: the user's line of the body.
+    ``one_call``: eager runs all steps in one library call. ``persistent``: one kernel runs all steps, as one launch;
+    otherwise the body's launches are made in every step. ``gathered``: see :attr:`Loop.gathered`. ``backwards``:
+    collected values are stored in reverse, the first step last. ``stop``: the loop may end before ``trip_count`` steps.
     """
 
     trip_count: int
@@ -75,9 +74,9 @@ class LoopSpec:
 class Loop(nn.Module):
     """``loop(*initial states, *per-step inputs, *invariants) -> (*last states, *collected)``.
 
-    Collected results are stacked along dimension 0, the last step first where the loop runs ``backwards``. ``strides``
-    are those that the graph around promises of the results; None: as they come. ``truths``: those that were read of a
-    loop that stops.
+    Collected values are stacked along dimension 0, the last step first if the loop runs ``backwards``. ``strides``: the
+    result strides that the surrounding graph expects; None if any will do. ``truths``: the learned booleans of a loop
+    that may stop.
     """
 
     def __init__(self, body: GraphModule, spec: LoopSpec) -> None:
@@ -95,8 +94,11 @@ class Loop(nn.Module):
 
     @property
     def gathered(self) -> int:
-        """Of how many results that are kept a library makes a tensor in every step: they are put together behind the
-        loop. One of several results counts as long as no region computes it."""
+        """The number of collected values that a library call makes as a new tensor in every step; they are stacked
+        behind the loop.
+
+        One of several results of an operator counts until a region computes it.
+        """
         kept = outputs_of(self.body.graph)[self.spec.carries :]
         parts = [node.args[0] for node in kept if node.target is operator.getitem]
         return self.spec.gathered + sum(isinstance(node, Node) and node.op == "call_function" for node in parts)
@@ -107,11 +109,11 @@ class Loop(nn.Module):
 
     @property
     def inside(self) -> GraphModule:
-        """The graph that it runs: one step."""
+        """The graph that runs in each step."""
         return self.body
 
     def holding(self, inside: GraphModule) -> Loop:
-        """The same loop with another step."""
+        """The same loop with another body."""
         loop = Loop(inside, self.spec)
         loop.strides = self.strides
         return loop
@@ -141,7 +143,7 @@ class Loop(nn.Module):
 
 
 def of_all_steps(value: Tensor, steps: int, dim: int = 0) -> Tensor:
-    """The stack of a fake value over all steps: ``[steps, *shape]``, contiguous once the steps are moved to ``dim``.
+    """A fake stack of ``value`` over all steps: ``[steps, *shape]``, contiguous once the steps are moved to ``dim``.
 
     >>> from torch._subclasses.fake_tensor import FakeTensorMode
     >>> with FakeTensorMode():
@@ -156,7 +158,7 @@ def of_all_steps(value: Tensor, steps: int, dim: int = 0) -> Tensor:
 
 
 def depending(loop: Loop, positions: Iterable[int]) -> set[Node]:
-    """The nodes of the body that in some step depend on the operands at ``positions``."""
+    """The nodes of the body that depend on the operands at ``positions``, in any step."""
     nodes: list[Node] = loop.body.graph.find_nodes(op="placeholder")
     outputs = outputs_of(loop.body.graph)
     found = {nodes[i] for i in positions}
@@ -171,15 +173,18 @@ def depending(loop: Loop, positions: Iterable[int]) -> set[Node]:
 
 
 def results_of(loop: Loop, positions: Iterable[int]) -> set[int]:
-    """The results that depend on the operands at ``positions``."""
+    """The positions of results that depend on the operands at ``positions``."""
     outputs = outputs_of(loop.body.graph)
     found = depending(loop, positions)
     return {i for i, output in enumerate(outputs) if output in found}
 
 
 def _stacked(parts: list[Tensor], stride: tuple[int, ...]) -> Tensor:
-    """``parts`` stacked into a tensor with that stride: beside the dimensions that lie outside of theirs, by one
-    operator."""
+    """``parts`` stacked along a new first dimension, with these strides.
+
+    The steps are first stacked at the position that their stride has among the strides of a part, so that dense parts
+    need no copy.
+    """
     place = sum(one > stride[0] for one in stride[1:])
     return _laid_out(torch.stack(parts, place).movedim(place, 0), stride)
 

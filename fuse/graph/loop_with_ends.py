@@ -1,11 +1,11 @@
-"""A loop together with what is small in front of it and behind it, as one node of a graph.
+"""A loop with its prologue and epilogue as one node of a graph.
 
     h0 = start + x[0]                                        whole(start, x, end):
     h = loop(h0, x)               out = whole(...)               before:  h0 = start + x[0]
     out = logsumexp(h + end)      ->                             loop:    h = loop(h0, x)
                                                                  after:   out = logsumexp(h + end)
 
-It is one launch: the kernel computes ``before``, runs all steps, and computes ``after``.
+The node is one launch: its kernel computes ``before``, runs all steps, and computes ``after``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from fuse.graph.loop import Loop
 
 
 class LoopWithEnds(nn.Module):
-    """``whole(*operands) -> results``: a graph of regions in front of a loop, the loop, and regions behind it, with
-    views between them. What it returns are parts of what these return."""
+    """``whole(*operands) -> results``: regions before a loop, the loop, and regions after it, with views in between.
+
+    Its results are results of the regions and of the loop.
+    """
 
     persistent = True
 
@@ -31,22 +33,22 @@ class LoopWithEnds(nn.Module):
 
     @property
     def inside(self) -> GraphModule:
-        """The graph that it runs: the loop and its ends."""
+        """The graph of the loop, its prologue and its epilogue."""
         return self.whole
 
     def holding(self, inside: GraphModule) -> LoopWithEnds:
-        """The same with another graph."""
+        """The same module with another graph."""
         return LoopWithEnds(inside)
 
     @property
     def call(self) -> Node:
-        """The node inside that calls the loop."""
+        """The node that calls the loop."""
         nodes: Iterator[Node] = iter(self.whole.graph.nodes)
         return next(node for node in nodes if isinstance(self.called(node), Loop))
 
     @property
     def loop(self) -> Loop:
-        """The loop itself."""
+        """The loop."""
         found = self.called(self.call)
         assert isinstance(found, Loop)
         return found
@@ -61,7 +63,7 @@ class LoopWithEnds(nn.Module):
 
 
 def graph_in(module: nn.Module | None) -> GraphModule | None:
-    """The graph that a called module runs: a region itself, of a loop one step, of a loop with its ends all of it."""
+    """The graph that a called module runs: the body of a region or loop, or all of a loop with its ends."""
     if isinstance(module, (Loop, LoopWithEnds)):
         return module.inside
     return module if isinstance(module, GraphModule) else None

@@ -1,12 +1,12 @@
-"""Tensors of what a mask chose, as long as nobody learns how many elements that is.
+"""Tensors of elements chosen by a boolean mask, whose number stays unknown as long as possible.
 
-    x[mask] = y[mask] * 2          the same operators however many elements are chosen: their number is not learned
+    x[mask] = y[mask] * 2          the same operators for any number of chosen elements: the number is not learned
     n = y[mask].shape[0]           learned
-    y[mask].softmax(0)             learned: of a softmax it is not known that its size matters to nobody
+    y[mask].softmax(0)             learned: a softmax is not known to be independent of the number
 
-``MaskedElements`` tensors notice which functions of torch are called with them. Functions and operators that compute element
-by element, beside numbers and tensors that have no place for the chosen ones, or write to what the same mask chooses,
-do the same for each size. Every other one learns the size.
+``MaskedElements`` tensors intercept the torch functions that receive them. These do the same for any number of chosen
+elements: elementwise operators whose other operands are numbers, or tensors without the dimension of chosen elements;
+and writes to the elements that the same mask chooses. Any other function learns the number.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _FUNCTIONS = frozenset(
     to true_divide truediv type
     """.split()  # noqa: SIM905
 )
-"""Functions of which nobody learns a size, by their names without underscores."""
+"""Functions that do not learn a size, by name without underscores."""
 
 _FACTS = frozenset("dtype device requires_grad is_leaf layout grad_fn is_cpu is_cuda".split())  # noqa: SIM905
 
 
 class MaskedElements(FakeTensor):
-    """A stand-in for what a mask chose; ``learned`` is called when a function may learn its size."""
+    """The fake tensor of elements chosen by a mask; ``learned`` is called before a function that may learn their
+    number."""
 
     learned: Callable[[Tensor], None]
 
@@ -50,7 +51,7 @@ class MaskedElements(FakeTensor):
                 _learn(given)
             try:
                 return func(*args, **(kwargs or {}))
-            except Exception:  # which the size may have decided
+            except Exception:  # it may depend on the size
                 _learn(given)
                 raise
 
@@ -61,7 +62,7 @@ def _learn(given: Sequence[MaskedElements]) -> None:
 
 
 def _tells_nothing(func: Any) -> bool:
-    """Whether a function of torch does the same for each number of chosen elements, as far as its operators do."""
+    """Whether a torch function does the same for any number of chosen elements; its operators are checked later."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         return getattr(getattr(func, "__self__", None), "__name__", "") in _FACTS
@@ -69,7 +70,7 @@ def _tells_nothing(func: Any) -> bool:
 
 
 def selects_by_mask(op: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether ``op`` takes what one mask chooses.
+    """Whether the call indexes a tensor by one mask.
 
     >>> mask = torch.tensor([True, False])
     >>> selects_by_mask(aten.index.Tensor, (torch.ones(2), [mask])), selects_by_mask(aten.nonzero.default, (mask,))
@@ -79,7 +80,7 @@ def selects_by_mask(op: OpOverload, args: tuple[Any, ...]) -> bool:
 
 
 def mask_of(indices: Any) -> Any:
-    """The mask, where indices are one of the first dimensions; None otherwise. Tensors or nodes."""
+    """The mask, if ``indices`` (tensors or nodes) are one mask over the first dimensions; otherwise None."""
     if len(indices) != 1:
         return None
     value = indices[0].meta["val"] if isinstance(indices[0], Node) else indices[0]
@@ -87,8 +88,11 @@ def mask_of(indices: Any) -> Any:
 
 
 class MaskSelections:
-    """The compact tensors of one recording. ``node`` gives the node of a tensor, ``key`` is equal for nodes that
-    compute the same, ``learn`` is told those whose size is learned."""
+    """The :class:`MaskedElements` of one recording.
+
+    ``node``: gives the node of a tensor. ``key``: equal for nodes that compute the same. ``learn``: called with each
+    node whose size is learned.
+    """
 
     def __init__(
         self, node: Callable[[Tensor], Node], key: Callable[[Node], int], learn: Callable[[Node], None]
@@ -97,14 +101,15 @@ class MaskSelections:
         self._key = key
         self._learn = learn
         self.sources: dict[int, tuple[Tensor, int, frozenset[Node]]] = {}
-        """By the tensor's ``id``: the tensor, the key of the mask that chose it, the nodes whose size is its own."""
+        """``id`` of a tensor -> the tensor, the key of the mask that chose it, the nodes that determine its size."""
 
     def add(self, tensor: Tensor, mask: Tensor) -> None:
-        """``tensor`` is what ``mask`` chose."""
+        """Note that ``tensor`` has the elements chosen by ``mask``."""
         self._note(tensor, self._key(self._node(mask)), frozenset([self._node(tensor)]))
 
     def follow(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """``op`` was recorded: its result is compact too, or a size is learned."""
+        """Note the recorded call of ``op``: its result has an unknown number of elements, too, or the number is
+        learned."""
         if not self.sources:
             return
         given = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
@@ -127,13 +132,13 @@ class MaskSelections:
             self.learn(tensor)
 
     def learn(self, tensor: Tensor) -> None:
-        """Somebody learns the size of ``tensor``."""
+        """Learn the size of ``tensor``."""
         if found := self.sources.get(id(tensor)):
             for node in found[2]:
                 self._learn(node)
 
     def forget(self) -> None:
-        """Recorded tensors are ordinary ones again."""
+        """Make all tensors ordinary fake tensors again."""
         for tensor, _, _ in self.sources.values():
             plain: Any = tensor
             plain.__class__ = FakeTensor
@@ -143,7 +148,7 @@ class MaskSelections:
     def _note(self, tensor: Tensor, mask: int, nodes: frozenset[Node]) -> None:
         self.sources[id(tensor)] = tensor, mask, nodes
         compact: Any = tensor
-        compact.__class__ = MaskedElements  # of the same layout in memory
+        compact.__class__ = MaskedElements  # both classes have the same object layout
         compact.learned = self.learn
 
 

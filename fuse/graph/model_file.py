@@ -106,10 +106,10 @@ def execute(file: ModelFile) -> ModuleType:
 
 @contextmanager
 def user_code_runs(folder: Path) -> Iterator[None]:
-    """The file's own folder comes first on ``sys.path``, and what it prints goes to stderr; both end here.
+    """A context in which ``folder`` comes first on ``sys.path``, and prints go to stderr.
 
-    Modules imported from the folder are forgotten afterwards, so that the ``helper.py`` of one model file is never
-    taken for that of another, nor one made under fake tensors for a real one.
+    Modules imported from the folder are forgotten afterwards. So the ``helper.py`` of one model file is never used for
+    another, and a module imported under fake tensors is never used for real.
     """
     path_before, modules_before = list(sys.path), set(sys.modules)
     sys.path.insert(0, str(folder))
@@ -126,7 +126,7 @@ def user_code_runs(folder: Path) -> Iterator[None]:
 
 
 def _lives_in(module: ModuleType, folder: Path) -> bool:
-    """Whether a top-level module was imported straight from this folder, not from an environment somewhere below it."""
+    """Whether a top-level module was imported directly from this folder, not from an environment in a subfolder."""
     spec = module.__spec__
     if spec is None:
         return False
@@ -136,7 +136,7 @@ def _lives_in(module: ModuleType, folder: Path) -> bool:
 
 @contextmanager
 def blame(file: ModelFile, doing: str, fallback: str | None = None) -> Iterator[None]:
-    """Turn whatever user code raises into one line that starts with the user's own line (or ``fallback``).
+    """A context that turns any error of user code into one line, which starts with the user's line (or ``fallback``).
 
     Ctrl-C passes through.
     """
@@ -177,7 +177,7 @@ def user_line(error: BaseException, file: ModelFile) -> str | None:
 
 
 def is_user_code(filename: str, file: ModelFile) -> bool:
-    """Whether a source file is the model file or lies beside or below it, libraries that happen to be there apart."""
+    """Whether a source file is the model file, or lies beside or below it and belongs to no library."""
     path = Path(filename)
     if path == file.path:
         return True

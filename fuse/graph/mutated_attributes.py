@@ -1,14 +1,14 @@
-"""Attributes that ``forward`` assigns: what it reads of them goes into the graph, what it assigns comes out.
+"""Attributes that ``forward`` assigns: their old values become inputs of the graph, their new values results.
 
     def forward(self, x):                            x, h  ->  tanh(x + h)  ->  result
         self.h = torch.tanh(x + self.h)                                     ->  the next h
         self.steps += 1                              steps + 1, after the call, by the runtime
         return self.h
 
-Which attributes those are shows when ``forward`` has run once (:mod:`fuse.graph.attributes`); the call is then recorded
-again with an :class:`Overlay` over them. The thread that captures sees stand-ins there, and the model itself is
-not touched. A number that is only counted up is a :class:`CountedInt`: a graph must
-not depend on how many calls there were.
+The first run of ``forward`` shows which attributes it assigns (:mod:`fuse.graph.attributes`). The call is then recorded
+again with an :class:`Overlay` over these attributes. The capturing thread sees fake tensors there, and the model itself
+does not change. A number that is only incremented is a :class:`CountedInt`, so that the graph does not depend on the
+number of calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class _Absent:
-    """Stands for an attribute that the module does not have."""
+    """The value of an attribute that the module does not have."""
 
     def __repr__(self) -> str:
         return "no attribute"
@@ -47,8 +47,11 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Plan:
-    """How to record a call: ``attributes`` are overlaid; ``plain`` numbers among them are taken as they are, and
-    ``plain_reads`` says that numbers read from tensors are."""
+    """How to record a call.
+
+    ``attributes``: the attributes to overlay. ``plain``: those whose numbers become constants of the graph instead of
+    counts. ``plain_reads``: numbers read from tensors become constants, too.
+    """
 
     attributes: tuple[Attribute, ...] = ()
     plain: frozenset[Attribute] = frozenset()
@@ -56,7 +59,7 @@ class Plan:
 
 
 class Assigns(CaptureError):
-    """``forward`` changes attributes that were not overlaid, or what they hold. ``whole``: it assigns them, no more."""
+    """``forward`` changes attributes without an overlay, or objects in them. ``whole``: it only assigns attributes."""
 
     def __init__(self, what: str, attributes: Sequence[Attribute], whole: bool) -> None:
         super().__init__(f"forward changes {what}; a graph cannot hold that")
@@ -65,7 +68,7 @@ class Assigns(CaptureError):
 
 
 class Reads(CaptureError):
-    """``forward`` uses numbers that were taken for counts."""
+    """``forward`` uses the value of a number that was taken for a count."""
 
     def __init__(self, attributes: Sequence[Attribute]) -> None:
         super().__init__(f"forward reads {', '.join(map(str, attributes))}")
@@ -73,10 +76,10 @@ class Reads(CaptureError):
 
 
 def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
-    """``record`` under the first plan that it needs no other one for.
+    """The result of ``record`` under the first plan that needs no correction.
 
     Raises:
-        CaptureError: as ``record``; there is no such plan.
+        CaptureError: an error of ``record``; or every plan needs a correction.
     """
     plan = Plan(tuple(attributes))
     for _ in range(LARGEST_ATTEMPTS):
@@ -104,9 +107,9 @@ def _pairs(attributes: Sequence[Attribute]) -> tuple[tuple[str, str, bool], ...]
 
 
 class CountedInt:
-    """Stands for an ``int`` that ``forward`` only adds to, or for what it is after that.
+    """An ``int`` attribute that ``forward`` only adds to; ``delta`` is the sum added so far.
 
-    Anything else that is done with it is noted and raises.
+    Any other use is noted, and raises.
 
     >>> count = CountedInt(Attribute("", "steps"))
     >>> later = 1 + count + 2
@@ -126,7 +129,7 @@ class CountedInt:
         self.origin: CountedInt = self if origin is None else origin
         self.used = False
 
-    __class__ = property(lambda self: int)  # what isinstance asks
+    __class__ = property(lambda self: int)  # the class that isinstance sees
 
     def __add__(self, other: Any) -> Any:
         return self._moved(other) if type(other) is int else self._use()
@@ -155,8 +158,11 @@ for _name in _OTHER_METHODS.split():
 
 @dataclass(eq=False)
 class _Slot:
-    """One attribute under the overlay. ``old`` is the stand-in of what it was; ``was`` a copy of that, to find writes
-    into a list that it holds."""
+    """One attribute under the overlay.
+
+    ``old``: its value before the call, with fake tensors. ``was``: a copy of ``old``, which shows writes into a list in
+    it. ``now``: its present value.
+    """
 
     attribute: Attribute
     module: nn.Module
@@ -175,7 +181,7 @@ class _Slot:
             self.module.__dict__["_buffers"][self.attribute.name] = value
 
     def is_bypassed(self) -> bool:
-        """Whether the module's registry of buffers was changed under the attribute's name, and not by assigning it."""
+        """Whether the module's registry of buffers was changed under this name without assigning the attribute."""
         return self._registered() is not (self.now if self.is_buffer else ABSENT)
 
     def _registered(self) -> Any:
@@ -184,7 +190,7 @@ class _Slot:
 
 @dataclass(eq=False)
 class Overlay:
-    """What the capturing thread sees of some attributes of ``model``."""
+    """The values of some attributes of ``model`` in the capturing thread."""
 
     model: nn.Module
     plan: Plan
@@ -192,9 +198,11 @@ class Overlay:
     trouble: str = ""
 
     @contextlib.contextmanager
-    def laid(self, fake_of: Callable[[Tensor, str], Tensor]) -> Iterator[None]:
-        """Let ``fake_of`` of tensors, told their names, stand for them in this thread; assignments are kept here and not
-        made."""
+    def applied(self, fake_of: Callable[[Tensor, str], Tensor]) -> Iterator[None]:
+        """A context in which this thread sees fake values of the attributes, and assignments do not reach the model.
+
+        ``fake_of(tensor, name)`` makes the fake tensors.
+        """
         if not self.plan.attributes:
             yield
             return
@@ -208,7 +216,7 @@ class Overlay:
 
     @contextlib.contextmanager
     def _entries(self, slot: _Slot) -> Iterator[None]:
-        """Let a dictionary of stand-ins, and what is put there, be the attribute for this thread."""
+        """A context in which this thread sees a dictionary of fake values as the attribute of ``slot``."""
         held, name = slot.module.__dict__, slot.attribute.name
         real = held[name]
         seen = held[name] = FakeRegistry(real, dict(slot.old))
@@ -216,7 +224,7 @@ class Overlay:
             yield
             bypassed = held.get(name) is not seen or not contents(real, dict).is_of(seen)
             if bypassed:
-                self.trouble = f"forward changes what {slot.attribute} holds behind its back"
+                self.trouble = f"forward changes the dictionary {slot.attribute} without its methods"
             slot.now, slot.read, slot.assigned = seen.fake, True, True
         finally:
             held[name] = real
@@ -232,20 +240,20 @@ class Overlay:
             yield
             for slot in slots:
                 if slot.is_bypassed():
-                    self.trouble = f"forward puts {slot.attribute} into the registry of buffers itself"
+                    self.trouble = f"forward writes {slot.attribute} into the registry of buffers directly"
         finally:
             for key, module in modules.items():
                 object.__setattr__(module, "__class__", classes[key])
 
     def check(self) -> None:
-        """Raise where ``forward`` did what the overlay cannot hold."""
+        """Raise if ``forward`` did anything that the overlay cannot represent."""
         if self.trouble:
             raise CaptureError(self.trouble)
         if used := [s.attribute for s in self.slots if _is_count(s.old) and s.old.used]:
             raise Reads(used)
         for slot in self.slots:
             if not _as_it_was(slot.old, slot.was):
-                raise CaptureError(f"forward changes what the attribute {slot.attribute} holds")
+                raise CaptureError(f"forward changes an object in the attribute {slot.attribute}")
             for leaf in flatten_result(slot.now)[0] if slot.assigned else ():
                 if not (isinstance(leaf, Tensor) or _is_count(leaf) or is_number(leaf) or is_constant(leaf)):
                     raise CaptureError(
@@ -254,27 +262,27 @@ class Overlay:
                     )
 
     def counts(self) -> list[Attribute]:
-        """The numbers that are taken for counts."""
+        """The attributes that are taken for counts."""
         return [slot.attribute for slot in self.slots if _is_count(slot.old)]
 
     def refuse_counts(self, result: Any) -> None:
-        """Raise where the result of the call holds a count."""
+        """Raise if the result of the call contains a count."""
         if counts := [leaf.attribute for leaf in flatten_result(result)[0] if _is_count(leaf)]:
             raise Reads(counts)
 
     def leaves(self) -> list[Any]:
-        """The stand-ins of what is read, in the order in which the runtime will give what they stand for."""
+        """The fake tensors of all attributes that are read, in the order in which the runtime passes real values."""
         return flatten_result(tuple(slot.old for slot in self.slots if slot.read and not _is_count(slot.old)))[0]
 
     def assigned(self) -> tuple[Any, ...]:
-        """The values to assign after the call; counts as :class:`fuse.graph.signature.Advance`."""
+        """The values to assign after the call, with :class:`fuse.graph.signature.Advance` for counts."""
         numbers = {slot.attribute: number for number, slot in enumerate(self.slots)}
         values = tuple(slot.now for slot in self.slots if slot.assigned)
         leaves, spec = flatten_result(values)
         leaves = [Advance(numbers[leaf.attribute], leaf.delta) if _is_count(leaf) else leaf for leaf in leaves]
         return tuple(pytree.tree_unflatten(leaves, spec))
 
-    def kept(self) -> tuple[MutatedAttribute, ...]:
+    def mutated(self) -> tuple[MutatedAttribute, ...]:
         return tuple(
             MutatedAttribute(slot.attribute, slot.read and not _is_count(slot.old), slot.assigned, _is_count(slot.old))
             for slot in self.slots
@@ -286,7 +294,9 @@ class Overlay:
             raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
         value = current(module, attribute.name)
         if attribute.entries and type(value) is not dict:
-            raise CaptureError(f"forward changes entries of the attribute {attribute}, which is no dictionary now")
+            raise CaptureError(
+                f"forward changes entries of the attribute {attribute}, which is not a dictionary any more"
+            )
         leaves, spec = flatten_result(value)
         if odd := [x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))]:
             raise CaptureError(f"forward assigns the attribute {attribute}, which holds a {type(odd[0]).__name__}")
@@ -301,7 +311,7 @@ class Overlay:
 
 
 def current(module: nn.Module, name: str) -> Any:
-    """The attribute or buffer of that name, or :data:`ABSENT`.
+    """The attribute or buffer called ``name``, or :data:`ABSENT`.
 
     >>> current(nn.Linear(1, 1), "in_features"), current(nn.Linear(1, 1), "out")
     (1, no attribute)
@@ -311,7 +321,7 @@ def current(module: nn.Module, name: str) -> Any:
 
 
 def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Overlay) -> type:
-    """A class like ``cls`` whose instance ``module`` has ``slots`` for attributes, in this thread."""
+    """A subclass of ``cls``; in this thread, ``slots`` are the attributes of its instance ``module``."""
     thread = threading.get_ident()
 
     def __getattribute__(self: Any, name: str) -> Any:
@@ -323,7 +333,7 @@ def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Over
         elif name == "__class__":
             return cls
         elif name == "__dict__" and threading.get_ident() == thread and not asked_by_torch():
-            overlay.trouble = f"forward reads the __dict__ of {cls.__name__}, of which it assigns {next(iter(slots))}"
+            overlay.trouble = f"forward reads the __dict__ of {cls.__name__}, whose {next(iter(slots))} it assigns"
         return cls.__getattribute__(self, name)
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
@@ -346,7 +356,7 @@ def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Over
 
 
 def custom_method(cls: type) -> str:
-    """The method of a class, if any, for which an overlay would make a difference."""
+    """The name of a method of ``cls`` that an overlay would bypass; empty if there is none."""
     for name in ("__setattr__", "__delattr__", "__getattribute__", "__init_subclass__"):
         if any(name in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object)):
             return name
@@ -354,7 +364,7 @@ def custom_method(cls: type) -> str:
 
 
 def asked_by_torch() -> bool:
-    """Whether the caller of who asks this is a module of torch, or this package."""
+    """Whether the caller's caller is code of torch's modules, or of this package."""
     asking: str = sys._getframe(2).f_globals.get("__name__", "")
     return asking.startswith(("torch.nn.modules.", "fuse.graph."))
 
@@ -370,6 +380,6 @@ def _contents(value: Any) -> Any:
 
 
 def _as_it_was(value: Any, was: Any) -> bool:
-    """Whether a value has the structure and the very leaves of its copy."""
+    """Whether ``value`` has the structure and the same leaves as its copy ``was``."""
     (leaves, spec), (before, structure) = flatten_result(value), flatten_result(was)
     return spec == structure and all(a is b for a, b in zip(leaves, before, strict=True))

@@ -1,4 +1,4 @@
-"""Names of nodes: placeholders are named after the parameter, buffer, or part of an argument that they stand for."""
+"""Names of nodes: a placeholder has the name of its parameter, its buffer, or its part of an argument."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parameter_names(model: nn.Module) -> list[str]:
 
 
 def argument_name(path: Any, names: list[str]) -> str:
-    """``x`` for a parameter of ``forward``, ``x[0]['mask']`` for a part of it, ``args[3]`` where it has no name."""
+    """``x`` for a parameter of ``forward``, ``x[0]['mask']`` for a part of it, ``args[3]`` for an unnamed argument."""
     outer, first = path[:2]
     if outer.idx == 1:
         head = str(first.key)
@@ -39,16 +39,16 @@ def argument_name(path: Any, names: list[str]) -> str:
     return head + pytree.keystr(path[2:])
 
 
-def names_of_state(model: nn.Module, kept: Sequence[Attribute]) -> dict[int, tuple[str, str]]:
-    """Parameters, and buffers that are not kept: identity -> kind and name."""
-    others = {str(attribute) for attribute in kept}
+def names_of_state(model: nn.Module, mutated: Sequence[Attribute]) -> dict[int, tuple[str, str]]:
+    """``id`` of each parameter and buffer -> its kind and name, without the ``mutated`` attributes."""
+    others = {str(attribute) for attribute in mutated}
     named = {id(t): ("buffer", name) for name, t in model.named_buffers() if name not in others}
     named.update({id(t): ("parameter", name) for name, t in model.named_parameters()})
     return named
 
 
 def identifier(name: str) -> str:
-    """A name as one that Python code could use.
+    """``name`` as a valid Python identifier.
 
     >>> identifier("layers.0.weight"), identifier("x[0]['mask']"), identifier("0")
     ('layers_0_weight', 'x_0_mask', 'input_0')
@@ -60,7 +60,7 @@ def identifier(name: str) -> str:
 
 
 def new_name(graph: Graph, base: str) -> str:
-    """The name that torch.fx would give a new node called ``base``, without parsing what was parsed before.
+    """The name that torch.fx would give a new node called ``base``, without parsing a base again.
 
     >>> graph = Graph()
     >>> [new_name(graph, "add") for _ in range(3)]

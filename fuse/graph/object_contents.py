@@ -1,11 +1,11 @@
-"""Contents of Python objects, read and restored without running any code of their classes.
+"""Read and restore the contents of Python objects without running code of their classes.
 
-    table = Lazy(relu=nn.ReLU)                  __getitem__ of the class makes a module, keys() counts, __eq__ raises
-    contents(table)                             what dict.keys and dict.values say, whatever the class says
-    put_back(table, before)                     the very objects that were there, in their order
+    table = Lazy(relu=nn.ReLU)     its __getitem__ makes a module, its keys() counts, its __eq__ raises
+    contents(table)                the result of dict.keys and dict.values, whatever the class overrides
+    put_back(table, before)        the same objects as before, in their order
 
-A class may make its values when it is asked, count who asks, or raise. So each kind of object is read and written by
-the methods of the built-in type at its base.
+A class may compute values on access, count accesses, or raise. So each object is read and written by the methods of the
+built-in type that its class derives from.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ _BY_ID = {id(base): base for base in _BASES}  # asking a class for its hash asks
 _IMMUTABLE = (tuple, frozenset, types.MappingProxyType)
 _DICTS = (dict, OrderedDict)
 _LARGEST_MEMORY = 1 << 24
-"""Bytes of an array up to which what it holds is looked at."""
+"""The most bytes of an array whose contents are compared."""
 _UNSET = object()
 
 mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
-"""The bases of a class, whatever its metaclass says."""
+"""The bases of a class, without asking its metaclass."""
 
 class_dict: Callable[[type], types.MappingProxyType[str, Any]] = type.__dict__["__dict__"].__get__
-"""Attributes that a class itself defines, whatever its metaclass returns."""
+"""The attributes that a class itself defines, without asking its metaclass."""
 
 module_of: Callable[[type], Any] = type.__dict__["__module__"].__get__
-"""The name of the module that a class says it was made in."""
+"""The ``__module__`` of a class, without asking its metaclass."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What an object held: ``keys`` of a dictionary or names of attributes, None where places have none, and
-    ``values``. ``base`` is the built-in type whose methods read it."""
+    """The contents of an object.
+
+    ``base``: the built-in type whose methods read it. ``keys``: the keys of a dictionary or the names of attributes;
+    None for a sequence or set. ``values``: the objects inside; for an array, its bytes.
+    """
 
     base: type
     keys: list[Any] | None
     values: list[Any]
 
     def is_of(self, value: Any) -> bool:
-        """Whether ``value`` still holds these very objects in this order."""
+        """Whether ``value`` still holds the same objects in the same order."""
         if self.base in memory_kinds():
             return contents(value, self.base).values == self.values
         if not self.values and self.base is not type and self.base is not object:
@@ -60,8 +63,7 @@ class Contents:
 
 
 def base_of(value: Any) -> type:
-    """The built-in container, or array, that an object is an instance of; ``type`` for a class, ``object`` for any
-    other.
+    """The built-in container or array type of an object; ``type`` for a class, ``object`` for anything else.
 
     >>> class Table(dict): pass
     >>> base_of(Table()), base_of(Table), base_of(3)
@@ -77,7 +79,7 @@ def base_of(value: Any) -> type:
 
 
 def is_iterator(kind: type) -> bool:
-    """Whether objects of a class are iterators of Python's own, which do not say where they are.
+    """Whether objects of this class are iterators of Python's own, whose position cannot be read.
 
     >>> is_iterator(type(iter([]))), is_iterator(list)
     (True, False)
@@ -86,25 +88,25 @@ def is_iterator(kind: type) -> bool:
 
 
 def memory_kinds() -> tuple[type, ...]:
-    """The classes of objects that hold numbers in memory of their own; numpy's if it is loaded."""
+    """The classes of arrays: ``bytearray``, ``array.array``, and ``numpy.ndarray`` if numpy is loaded."""
     numpy = getattr(sys.modules.get("numpy"), "ndarray", None)
     return (bytearray, array.array) if numpy is None else (bytearray, array.array, numpy)
 
 
 def _is_plain_memory(value: Any) -> bool:
-    """Whether the memory of an array can be read and put back: no objects in it, and not too much of it."""
+    """Whether the bytes of an array can be read and restored: it contains no objects, and is not too large."""
     dtype = getattr(value, "dtype", None)
     size = memoryview(value).nbytes if dtype is None else value.nbytes
     return size <= _LARGEST_MEMORY and not (dtype is not None and dtype.hasobject)
 
 
 def is_mutable(base: type) -> bool:
-    """Whether containers of this kind can be changed in place."""
+    """Whether containers of this type can be changed in place."""
     return base not in _IMMUTABLE
 
 
 def contents(value: Any, base: type | None = None) -> Contents:
-    """What an object holds at present: the attributes of a class, the slots of an object that is no container.
+    """The present contents of an object: items of a container, attributes of a class, slots of any other object.
 
     >>> class Makes(dict):
     ...     def __getitem__(self, key):
@@ -131,7 +133,7 @@ def contents(value: Any, base: type | None = None) -> Contents:
 
 
 def put_back(value: Any, before: Contents) -> None:
-    """Let an object hold again what it held. References that are dead by now stay away."""
+    """Restore the earlier contents of an object. Weak references that are dead by now are left out."""
     if before.base in _DICTS:
         _put_back_items(value, before)
     elif before.base is list:
@@ -154,7 +156,7 @@ def put_back(value: Any, before: Contents) -> None:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """The dictionary of an object's attributes; None where there is none.
+    """The attribute dictionary of an object; None if it has none.
 
     >>> attributes_of(types.SimpleNamespace(a=1)), attributes_of(3)
     ({'a': 1}, None)
@@ -173,7 +175,7 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 
 def is_special(name: Any) -> bool:
-    """Whether a class keeps accounts of Python's own under this name.
+    """Whether Python itself uses this class attribute.
 
     >>> is_special("__annotations__"), is_special("registry")
     (True, False)
@@ -230,7 +232,7 @@ def _put_back_memory(value: Any, held: bytes) -> None:
         array.array.frombytes(value, held)
     else:
         numpy = sys.modules["numpy"]
-        if numpy.ndarray.tobytes(value) != held:  # one that cannot be written is as it was
+        if numpy.ndarray.tobytes(value) != held:  # a read-only array cannot have changed
             value[...] = numpy.frombuffer(held, value.dtype).reshape(value.shape)
 
 

@@ -1,6 +1,6 @@
-"""The ends of a graph: inputs under names that are unique, outputs, and all that leads to some nodes.
+"""Inputs with unique names, outputs of a graph, and the nodes that lead to a node.
 
-FX gives each node a name of its own, but writes the functions that run a graph with the names that were asked for.
+FX gives each node a name of its own, but the functions that it generates use the requested names of placeholders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def finished(graph: Graph, results: Sequence[Node], root: Module | None = None) 
 
 
 def add_placeholder(graph: Graph, name: str) -> Node:
-    """A placeholder called ``name``, or like it where that is taken.
+    """A new placeholder called ``name``, or ``name_1`` and so on if that is taken.
 
     >>> graph = Graph()
     >>> [add_placeholder(graph, "x").target for _ in range(2)]
@@ -38,7 +38,7 @@ def add_placeholder(graph: Graph, name: str) -> Node:
 
 
 def outputs_of(graph: Graph) -> tuple[Node, ...]:
-    """Outputs of a captured graph, always a flat list of nodes.
+    """The outputs of a captured graph, always a flat sequence of nodes.
 
     >>> graph = Graph()
     >>> _ = graph.output([graph.placeholder("x")])
@@ -50,7 +50,7 @@ def outputs_of(graph: Graph) -> tuple[Node, ...]:
 
 
 def cone(nodes: Iterable[Node], within: Callable[[Node], bool] = lambda _: True) -> set[Node]:
-    """``nodes`` and all nodes that they need, directly or not; of those alone that are ``within``.
+    """``nodes`` and all their direct and indirect operands, through nodes accepted by ``within``.
 
     >>> graph = Graph()
     >>> x, y = graph.placeholder("x"), graph.placeholder("y")
@@ -68,8 +68,9 @@ def cone(nodes: Iterable[Node], within: Callable[[Node], bool] = lambda _: True)
 
 
 def worked_out(node: Node, known: dict[Node, T], of: Callable[[Node], T]) -> T:
-    """``of(node)``, once it is known of all operands, in a loop: graphs are deeper than Python's stack. What is found
-    on the way is ``known`` from then on.
+    """``of(node)``, after ``of`` was computed for all direct and indirect operands; ``known`` stores the results.
+
+    Iterative, because graphs are deeper than Python's stack.
 
     >>> graph = Graph()
     >>> x = graph.placeholder("x")

@@ -1,9 +1,9 @@
-"""Which elements of one storage tensors share, and what writing to shared ones means.
+"""Overlaps in memory between the tensors that an operator reads and writes.
 
-    y[1:].add_(y[:-1])        reads a part of what it writes: eager raises, or the order of its loop shows
-    y[:, :4].mul_(y[:, 4:])   interleaved in memory, but no element is both: as if they had memory of their own
+    y[1:].add_(y[:-1])        reads a part of what it writes: eager raises, or the order of its loop decides
+    y[:, :4].mul_(y[:, 4:])   interleaved in memory, but without a common element: like separate tensors
 
-A graph has no memory, so a write whose outcome depends on it cannot be captured.
+A graph has no memory. A write whose result depends on memory cannot be captured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ StridedLayout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def obstacle(op: OpOverload, written: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Why what ``op`` writes in place depends on how its tensors lie in memory, or None."""
+    """Why the result of the in-place operator ``op`` depends on memory, or None."""
     for target in written:
         if overlaps_itself(target):
             return "writes to a tensor whose elements share memory"
@@ -43,7 +43,7 @@ def obstacle(op: OpOverload, written: Sequence[Tensor], args: Sequence[Any], kwa
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements of a tensor may be one place in memory.
+    """Whether two elements of a tensor may share memory.
 
     >>> overlaps_itself(torch.zeros(1, 3).expand(2, 3)), overlaps_itself(torch.zeros(4, 6)[:, ::2].t())
     (True, False)
@@ -59,10 +59,10 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def disjoint(a: StridedLayout, b: StridedLayout) -> bool:
-    """Whether two layouts are known to have no element in common.
+    """Whether two layouts are known to have no common element.
 
-    Places are written as numbers whose digits count strides, the largest first: where no digit can carry, two layouts
-    are apart as soon as they are apart in one digit.
+    An offset is written as a number whose digits count the strides, the largest stride first. If no digit can carry,
+    two layouts are disjoint as soon as one digit differs for all of their elements.
 
     >>> disjoint(((4, 3), (6, 1), 0), ((4, 3), (6, 1), 3)), disjoint(((3,), (2,), 0), ((3,), (2,), 1))
     (True, True)
@@ -86,13 +86,13 @@ def disjoint(a: StridedLayout, b: StridedLayout) -> bool:
 
 
 def strided_views(root: Tensor, result: Tensor) -> list[tuple[OpOverload, tuple[Any, ...]]] | None:
-    """Views that lead from ``root`` to ``result``, wherever in its storage ``root`` lies; None where they may leave it.
+    """Views that lead from ``root`` to ``result``, for any storage offset of ``root``; None if they may leave ``root``.
 
     >>> root = torch.zeros(4, 6)
     >>> [str(op) for op, _ in strided_views(root, root.as_strided((2, 3), (6, 1), 4))]
     ['aten.as_strided.default', 'aten.slice.Tensor', 'aten.as_strided.default']
 
-    The diagonal of a matrix, which ``fill_diagonal_`` writes, is said as such.
+    The diagonal of a matrix, which ``fill_diagonal_`` writes, is one ``diagonal``.
 
     >>> strided_views(root, root.as_strided((4,), (7,)))
     [(<OpOverload(op='aten.diagonal', overload='default')>, ())]

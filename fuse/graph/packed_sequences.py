@@ -1,13 +1,13 @@
-"""Packed sequences in a recording: padded ones with a mask, so that the graph depends on no length but the longest.
+"""Record packed sequences as padded ones with a mask, so that the graph depends only on the longest length.
 
     rows of step 0 | rows of step 1 | ...          ->      padded[time, batch]    and    lengths, longest first
 
-    for each step: new = cell(x[t], h);  h = where(t < lengths, new, h)          loops like any (roll_whole_loops)
+    for each step: new = cell(x[t], h);  h = where(t < lengths, new, h)          rolled like any loop (roll_whole_loops)
 
-ATen runs a packed layer on matrices of as many rows as sequences last, step by step: the shapes follow from the values
-of ``lengths``. While a model is captured, ``torch._VF`` packs, pads and runs ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` on
-stand-ins instead. Of the values only the longest length is learned, and that the lengths are ones that eager takes.
-What else is asked of the rows of a packed sequence, whose number follows from the lengths, is an error of the capture.
+ATen runs a packed layer step by step, on matrices with as many rows as there are sequences of that length, so that
+shapes depend on ``lengths``. During a capture, ``torch._VF`` packs, pads and runs ``nn.LSTM``, ``nn.GRU`` and
+``nn.RNN`` on replacements. Only the longest length is learned, and that eager accepts the lengths. Any other read of
+the rows of a packed sequence, whose number depends on the lengths, is a capture error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _refused(what: str) -> Callable[..., Any]:
 
 
 class _PackedPart:
-    """Stands for a tensor of a packed sequence; only what layers and padding ask of it is answered."""
+    """The replacement of a tensor in a packed sequence; it supports only what layers and padding use."""
 
     def __getattr__(self, name: str) -> Any:
         return _refused(name)()
@@ -57,7 +57,10 @@ class _PackedPart:
 
 @dataclass(frozen=True, eq=False)
 class BatchSizes(_PackedPart):
-    """How many sequences each step has. ``lengths``: longest first; ``valid[t, b]``: whether step t has sequence b."""
+    """The number of sequences in each step.
+
+    ``lengths`` [batch]: the longest first. ``valid`` [time, batch]: whether the sequence has that step.
+    """
 
     lengths: Tensor
     valid: Tensor
@@ -72,12 +75,12 @@ class BatchSizes(_PackedPart):
     def __getitem__(self, step: int) -> int:
         if step != 0:
             _refused("the size of a step")()
-        return self.valid.shape[1]  # each sequence has a first step
+        return self.valid.shape[1]  # every sequence has a first step
 
 
 @dataclass(frozen=True, eq=False)
 class PackedRows(_PackedPart):
-    """The data of a packed sequence; ``padded``: time, batch, features, finite where there is no row."""
+    """The data of a packed sequence. ``padded`` [time, batch, features] is finite everywhere."""
 
     padded: Tensor
 
@@ -100,7 +103,7 @@ class PackedRows(_PackedPart):
 
 @contextlib.contextmanager
 def packed_by_masks(used: Callable[[], None]) -> Iterator[None]:
-    """Packed sequences of this thread are stand-ins until the end; ``used`` is called where there is one."""
+    """A context in which packed sequences of this thread are replaced; calls ``used`` when there is one."""
     functions: Any = torch._VF
     thread = threading.get_ident()
 
@@ -119,7 +122,7 @@ def packed_by_masks(used: Callable[[], None]) -> Iterator[None]:
 
 
 def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[PackedRows, BatchSizes]:
-    """``torch._VF._pack_padded_sequence``; what eager refuses is left to it."""
+    """``torch._VF._pack_padded_sequence``. Lengths that eager rejects raise a capture error, so that eager raises."""
     padded = sequence.transpose(0, 1) if batch_first else sequence
     if lengths.dim() != 1 or lengths.numel() != padded.shape[1] or not lengths.numel():
         raise CaptureError(f"lengths at {user_line()} are not one number for each sequence; it runs in eager mode")
@@ -144,7 +147,7 @@ def _pad(rows: PackedRows, sizes: BatchSizes, batch_first: bool, value: float, t
 
 
 def _over(valid: Tensor, padded: Tensor) -> Tensor:
-    """``valid`` with as many dimensions as ``padded``."""
+    """``valid`` with trailing dimensions of one element, as many as ``padded`` has."""
     return valid[(..., *[None] * (padded.dim() - 2))]
 
 
@@ -152,7 +155,7 @@ def _over(valid: Tensor, padded: Tensor) -> Tensor:
 
 
 def _layers(cell: Cell) -> Callable[..., Any]:
-    """A function that runs layers of ``cell`` as ``torch._VF`` does."""
+    """A function that runs stacked layers of ``cell``, with the signature of those in ``torch._VF``."""
 
     def run(
         rows: PackedRows,
@@ -187,7 +190,7 @@ def _obstacle(states: Sequence[Tensor], dropout: float) -> str | None:
 def _direction(
     cell: Cell, sizes: BatchSizes, values: Tensor, state: State, weights: Sequence[Tensor], backwards: bool
 ) -> tuple[Tensor, State]:
-    """One layer in one direction: its output, which goes on as it was where a sequence has ended, and last state."""
+    """The output and last state of one layer in one direction; a state stays as it is after its sequence has ended."""
     steps = len(values)
     ahead = F.linear(values, weights[0], weights[2] if len(weights) > 2 else None)
     outputs: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Attributes of classes and modules that are other ones for a time, as torch's own are while a call is followed."""
+"""Replace attributes of classes and modules for a while, such as torch's own during a capture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def patched(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """As long as this lasts, attributes of ``owner`` are these; one that it only inherits is inherited again then.
+    """A context in which ``owner`` has these attributes; afterwards inherited attributes are inherited again.
 
     >>> class Base:
     ...     name = "base"

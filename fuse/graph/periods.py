@@ -1,9 +1,9 @@
-"""Find stretches of a sequence that repeat: candidates for loops, in linear time.
+"""Find repeated stretches of a sequence, the candidates for loops, in linear time.
 
     a  b c d  b c d  b c d  e      ->      Repetition(start=1, period=3, count=3)
 
-How far a sequence goes on repeating itself after so many items is looked at once for each period: the answer holds for
-every later position before its end.
+For each period, the search determines once how far the sequence repeats itself; the answer holds for every later
+position up to there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 CANDIDATES = 16
-"""Later occurrences of an item that are tried as the period: how often one step may repeat its first operator."""
+"""The most later occurrences of an item that are tried as the period: one step may repeat its first operator this
+often."""
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """``count`` equal stretches of ``period`` items, one after another from ``start`` on."""
+    """``count`` equal stretches of ``period`` items, one after another, from position ``start``."""
 
     start: int
     period: int
@@ -31,14 +32,15 @@ class Repetition:
 def find_repetitions(
     items: Sequence[Hashable], least: int | Callable[[int], int] = 3, below: int | None = None
 ) -> list[Repetition]:
-    """Runs of at least ``least`` stretches, left to right, none overlapping; at each start the one that covers most.
+    """Repetitions of at least ``least`` stretches, in order, without overlap; at each start the one that covers most
+    items.
 
-    ``least`` may depend on the period. With ``below``, only those with shorter periods.
+    ``least`` may be a function of the period. ``below``: only shorter periods are tried.
 
     >>> find_repetitions("abcdbcdbcde")
     [Repetition(start=1, period=3, count=3)]
-    >>> find_repetitions("aaabaaabaaab", below=4)
-    [Repetition(start=0, period=1, count=3), Repetition(start=4, period=1, count=3), Repetition(start=8, period=1, count=3)]
+    >>> [(found.start, found.period, found.count) for found in find_repetitions("aaabaaabaaab", below=4)]
+    [(0, 1, 3), (4, 1, 3), (8, 1, 3)]
     >>> find_repetitions("abcabd")
     []
     """
@@ -71,7 +73,7 @@ def find_repetitions(
 
 
 def _end(codes: Sequence[int], period: int, known: int) -> int:
-    """Where a sequence, which does so until ``known``, stops to repeat what it had ``period`` items before."""
+    """The first position from ``known`` on whose item differs from the item ``period`` positions before."""
     end = known
     while end < len(codes) and codes[end] == codes[end - period]:
         end += 1
@@ -79,14 +81,14 @@ def _end(codes: Sequence[int], period: int, known: int) -> int:
 
 
 def smallest_period(items: Sequence[object]) -> int | None:
-    """The smallest period of a sequence that holds it at least twice; None where there is none. Linear.
+    """The smallest period that the sequence contains at least twice; None if there is none. Linear time.
 
     Knuth, Morris and Pratt, "Fast pattern matching in strings", 1977.
 
     >>> smallest_period("abcabcab"), smallest_period("aaaa"), smallest_period("abcd")
     (3, 1, None)
     """
-    border = [0] * len(items)  # for each prefix the longest one that it also ends with
+    border = [0] * len(items)  # for each prefix, the length of the longest proper prefix that is also its suffix
     for at in range(1, len(items)):
         length = border[at - 1]
         while length and items[at] != items[length]:
@@ -97,7 +99,7 @@ def smallest_period(items: Sequence[object]) -> int | None:
 
 
 def _following(codes: Sequence[int]) -> list[int]:
-    """For each position the next one that holds the same item, or -1."""
+    """For each position, the next position with the same item, or -1."""
     last: dict[int, int] = {}
     following = [-1] * len(codes)
     for position in range(len(codes) - 1, -1, -1):

@@ -1,14 +1,14 @@
-"""Run a float32 model in a narrower dtype, but for the operators that are to stay in float32.
+"""Run a float32 model in a narrower dtype, except operators that are to stay in float32.
 
     x, weights (float32)  --cast at their first use-->  operators in bf16  -->  result
                                                         a kept operator: operands widened, its result stays float32
                                                                          until an operator that is not kept reads it
 
-The weights stay what they are, so that an optimizer and ``GradScaler`` work on float32. What ``forward`` itself makes
-or casts keeps the dtype that it asks for: with nothing kept, ``bf16`` and ``f16`` compute what ``model.to(dtype)``
-would. ``autocast`` follows torch's own lists, and kept operators run outside of it.
+The weights stay float32, so that an optimizer and ``GradScaler`` work on float32. Tensors that ``forward`` creates or
+casts keep the dtype that it asks for. With nothing kept, ``bf16`` and ``f16`` give the results of ``model.to(dtype)``.
+``autocast`` follows torch's lists of operators; kept operators run outside of autocast.
 
-It works above autograd, as a mode for torch's functions, in eager and while a call is captured.
+The mode for torch functions works above autograd, in eager mode and during a capture.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fuse.graph.sources import user_line
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "autocast": torch.bfloat16}
 
 CASTS = frozenset(["to", "type", "type_as", "float", "half", "bfloat16", "double"])
-"""Functions by which a model asks for a dtype."""
+"""Functions with which a model asks for a dtype."""
 
 _MOVE_NAMES = """
     T mT H mH __getitem__ broadcast_to chunk clone contiguous detach diagonal expand expand_as flatten gather
@@ -41,7 +41,7 @@ _MOVE_NAMES = """
     tensor_split tile transpose unbind unflatten unfold unsqueeze view view_as
 """
 _MOVES = frozenset(_MOVE_NAMES.split())
-"""Functions that give elements as they are: a wide operand stays wide."""
+"""Functions that return elements unchanged: the result of a wide operand stays wide."""
 
 _QUESTIONS = """
     __deepcopy__ __format__ __hash__ __len__ __repr__ _is_view data_ptr dim element_size get_device is_complex
@@ -49,10 +49,10 @@ _QUESTIONS = """
     retain_grad size storage_offset stride untyped_storage
 """
 _ASKS = frozenset(_QUESTIONS.split())
-"""Functions that compute nothing with values."""
+"""Functions that read no values."""
 
 _NORMS_WITH_STATISTICS = frozenset(["batch_norm", "instance_norm"])
-"""Functions that may write to their second and third operand, which have to stay what they are."""
+"""Functions that may write to their second and third operands, which must keep their dtype."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,9 +92,9 @@ class Precision:
 
 
 def in_precision(model: nn.Module, precision: Precision, watch: Watch | None = None) -> nn.Module:
-    """``model`` as a module whose calls run in ``precision``; it shares all state with ``model``.
+    """A module that runs the calls of ``model`` in ``precision``; it shares all state with ``model``.
 
-    ``watch`` receives what the calls do.
+    ``watch`` notes what the calls do.
 
     >>> model = nn.Linear(2, 2)
     >>> in_precision(model, Precision("bf16"))(torch.ones(1, 2)).dtype, model.weight.dtype
@@ -123,9 +123,11 @@ def in_precision(model: nn.Module, precision: Precision, watch: Watch | None = N
 
 
 class Watch:
-    """What calls did: ``sites`` are the functions that computed, ``casts`` the lines where the model asks for a
-    dtype; both in the order of their first call. ``kept`` are entries of ``keep`` that applied, ``absent`` those that
-    did not and that the user has been told of."""
+    """Notes on the calls so far.
+
+    ``sites``: the functions that computed; ``casts``: the lines where the model asks for a dtype; both in the order of
+    their first call. ``kept``: the entries of ``keep`` that applied; ``absent``: those that did not, and were reported.
+    """
 
     def __init__(self) -> None:
         self.sites: dict[str, None] = {}
@@ -136,7 +138,7 @@ class Watch:
 
 @contextlib.contextmanager
 def applied(precision: Precision, model: nn.Module, arguments: Any, watch: Watch) -> Iterator[None]:
-    """Run what is inside in ``precision``: one call of ``model`` with ``arguments``."""
+    """A context for one call of ``model`` with ``arguments``, run in ``precision``."""
     given = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(arguments)]
     wide = [t for t in given if isinstance(t, Tensor) and t.dtype == torch.float32]
     if precision.dtype == "autocast":
@@ -148,7 +150,11 @@ def applied(precision: Precision, model: nn.Module, arguments: Any, watch: Watch
 
 
 class _Narrowing(TorchFunctionMode):
-    """Tensors in ``wide`` are float32 because they came so or were kept so; operators that are not kept narrow them."""
+    """The mode that narrows operands.
+
+    Tensors in ``wide`` are float32 because they were so at first, or were kept so; operators that are not kept narrow
+    them.
+    """
 
     def __init__(self, precision: Precision, wide: Any, watch: Watch) -> None:
         super().__init__()
@@ -179,7 +185,7 @@ class _Narrowing(TorchFunctionMode):
         return self._run(func, name, args, kwargs, bool(entries))
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any, kept: bool) -> Any:
-        if "out" in kwargs or _writes(name):  # what is written decides the dtype
+        if "out" in kwargs or _writes(name):  # the written tensor decides the dtype
             return func(args[0], *self._narrowed(args[1:]), **kwargs) if args else func(**kwargs)
         if name in _NORMS_WITH_STATISTICS:
             return func(*(args if kept else self._narrowed(args[:1]) + args[1:]), **kwargs)
@@ -190,7 +196,7 @@ class _Narrowing(TorchFunctionMode):
         return self._tagged(func(*self._widened(args), **self._widened(kwargs)))
 
     def _uncast(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A cast that is kept: where it would give the narrow dtype, it gives float32."""
+        """The result of a kept cast: float32 instead of the narrow dtype."""
         result = func(*args, **kwargs)
         return self._tagged(args[0].to(torch.float32)) if result.dtype == self.narrow else result
 
@@ -211,7 +217,7 @@ class _Narrowing(TorchFunctionMode):
     def _narrow(self, tensor: Tensor) -> Tensor:
         if tensor not in self.wide or tensor.dtype != torch.float32:
             return tensor
-        if torch.is_grad_enabled():  # each use gives its gradient in float32, where they are added up
+        if torch.is_grad_enabled():  # a cast for each use: the gradients of all uses are added up in float32
             return tensor.to(self.narrow)
         version, found = self.narrowed.get(tensor, (None, None))
         if not isinstance(found, Tensor) or version != tensor._version:
@@ -224,7 +230,7 @@ class _Narrowing(TorchFunctionMode):
 
 
 class _Autocast(_Narrowing):
-    """torch's autocast, which kept operators run outside of."""
+    """torch's autocast; kept operators run outside of it."""
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any, kept: bool) -> Any:
         if not kept or "out" in kwargs or _writes(name) or name in _NORMS_WITH_STATISTICS:
@@ -236,7 +242,7 @@ class _Autocast(_Narrowing):
 
 
 def _name(func: Any) -> str:
-    """What the user calls: ``softmax``, ``add`` for ``+``, ``shape`` for an attribute."""
+    """The name by which the user calls the function: ``softmax``, ``add`` for ``+``, ``shape`` for the attribute."""
     if _is_attribute(func):
         return str(getattr(func.__self__, "__name__", ""))
     name = str(getattr(func, "__name__", ""))

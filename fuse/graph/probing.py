@@ -1,12 +1,12 @@
-"""Find operators that eager has no code for, by calling them with tensors of one element.
+"""Find operators that eager does not implement, by calling them on tensors of one element.
 
-    gelu(int8[3, 4])      fake tensors answer int8[3, 4]; eager: "GeluKernelImpl" not implemented for 'Char'
+    gelu(int8[3, 4])      fake tensors give int8[3, 4]; eager raises "GeluKernelImpl" not implemented for 'Char'
 
-Whether there is code depends on dtypes, and on whether there are elements at all, which fake tensors check in part
-only. An operator is tried once for each combination of dtypes and ranks, in this process.
+Whether eager has code depends on dtypes, and on whether there are elements at all; fake tensors check this only in
+part. Each operator is tried once in this process for each combination of dtypes and ranks.
 
-Backward operators that read places given by integers (``nll_loss_backward``, ``_ctc_loss_backward``) are not tried:
-they rely on what the forward operator has checked, and integers that are made up would lead outside of the tensors.
+Backward operators that index by integers (``nll_loss_backward``, ``_ctc_loss_backward``) are not tried. They rely on
+checks of the forward operator, and made-up integers would read outside of the tensors.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fuse.devices import is_host
 
 _answers: dict[tuple[Any, ...], str | None] = {}
 _FOREIGN = ("implemented", "only support", "not support", "different dtypes", "reduction dim")
-"""Phrases of eager's errors about an unsupported dtype, or about an empty reduction."""
+"""Phrases in eager's errors about an unsupported dtype or an empty reduction."""
 
 
 def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Why eager has no code for this call, or None.
+    """Why eager does not implement this call, or None.
 
     >>> print(obstacle(torch.ops.aten.gelu.default, (torch.zeros(2, dtype=torch.int8),), {}))
     has no code in eager: "GeluKernelImpl" not implemented for 'Char'
@@ -45,7 +45,7 @@ def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         if key not in _answers:
             _answers[key] = _asked(op, args, kwargs)
         return _answers[key]
-    except TypeError:  # an argument that is no key
+    except TypeError:  # an argument that cannot be hashed
         return None
 
 
@@ -62,7 +62,7 @@ def _key_of(value: Any) -> Any:
 
 
 def _least(tensor: Tensor) -> tuple[int, ...]:
-    """The smallest shape of its kind: dimensions of no elements stay so."""
+    """The smallest shape with the same rank; a dimension without elements stays empty."""
     return tuple([n if n < 1 else 1 for n in tensor.shape])
 
 
@@ -74,11 +74,11 @@ def _asked(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> st
             NotImplementedError,
             RuntimeError,
             IndexError,
-        ) as error:  # what eager has no code for raises one of these
+        ) as error:  # the errors of operators that eager does not implement
             text = str(error).splitlines()[0]
             if any(words in text for words in _FOREIGN):
                 return f"has no code in eager: {text}"
-        except Exception:  # of shapes and values, which are not those of the call
+        except Exception:  # about shapes and values, which differ from the call's
             return None
     return None
 

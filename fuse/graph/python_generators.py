@@ -1,9 +1,9 @@
-"""Generators of random numbers that are not torch's: of Python's module ``random``, and of numpy.
+"""The random generators of Python's module ``random`` and of numpy.
 
-    if random.random() < 0.5:       the next call draws another number, and its graph would not
+    if random.random() < 0.5:       the next call draws another number, which a graph would not
 
-A capture that draws from one moves its state, which is how it shows; the state is put back. numpy is looked at only if
-it is loaded.
+If a capture draws from one, the change of its state shows it; the state is restored. numpy is examined only if it is
+loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from fuse.graph.object_contents import module_of
 
-GLOBAL: random.Random = random._inst  # whose methods the functions of the module are
+GLOBAL: random.Random = random._inst  # the functions of the module are its methods
 
 
 def is_generator(kind: type) -> bool:
@@ -31,14 +31,14 @@ def is_generator(kind: type) -> bool:
 
 
 def global_generators() -> Iterator[Any]:
-    """The generators that the functions of ``random`` and ``numpy.random`` draw from."""
+    """The generators behind the functions of ``random`` and ``numpy.random``."""
     yield GLOBAL
     if found := getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None):
         yield found
 
 
 def name_of(generator: Any) -> str:
-    """What a generator is called where a user is told of it.
+    """The name of a generator in messages.
 
     >>> name_of(GLOBAL), name_of(random.Random(3))
     ('the random numbers of random', 'the random numbers of a random.Random')
@@ -50,7 +50,7 @@ def name_of(generator: Any) -> str:
 
 
 def state_of(generator: Any) -> Any:
-    """What decides the next numbers of a generator, to be compared and to be put back.
+    """The state of a generator, to be compared and restored.
 
     >>> before = state_of(GLOBAL)
     >>> _ = random.random()
@@ -68,7 +68,7 @@ def state_of(generator: Any) -> Any:
 
 
 def put_back_state(generator: Any, state: Any) -> None:
-    """Let a generator draw again what it would have drawn at :func:`state_of`."""
+    """Restore a state of :func:`state_of`."""
     if isinstance(generator, random.Random):
         random.Random.setstate(generator, state)
     elif type(generator).__name__ == "RandomState":
@@ -78,7 +78,7 @@ def put_back_state(generator: Any, state: Any) -> None:
 
 
 def _plain(state: Any) -> Any:
-    """numpy's description of a state with lists for arrays."""
+    """A numpy state with lists in place of arrays."""
     if isinstance(state, dict):
         return {name: _plain(value) for name, value in state.items()}
     return state.tolist() if hasattr(state, "tolist") else state

@@ -1,13 +1,13 @@
-"""Python state that a call can change: the model's attributes, its arguments, and everything its code reaches.
+"""Python state that a call can change: the model's attributes, its arguments, and everything that its code reaches.
 
     features = {}
     model.layer.register_forward_hook(lambda module, args, result: features.update(layer=result))
 
-Capture runs such code once, with stand-ins for tensors; later calls would not run it at all. So what it changes is put
-back, and the call is left to eager.
+Capture runs such code once, with fake tensors, and later calls would not run it at all. So its changes are undone, and
+the call runs eager.
 
-Code is followed, not run: from ``forward`` and hooks to the functions, classes, objects and modules that they name, and
-on from there. A method is followed once something that is reached names it.
+Code is followed without running it: from ``forward`` and hooks to the functions, classes, objects and modules that they
+name, and so on. A method is followed once any followed code contains its name.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ _IMPORTS = dis.opmap["IMPORT_NAME"]
 
 @dataclass(frozen=True)
 class ReachableState:
-    """What code could reach before it ran: what objects hold, cells of closures, names in the globals of a module,
-    context variables, states of generators of random numbers, iterators that the model holds, and what was kept of
-    earlier calls by functions that do so (``functools.lru_cache``)."""
+    """The state that code can reach, before it runs.
+
+    ``held``: contents of objects; ``cells``: closures; ``names``: globals of modules; ``caches``: functions with
+    ``functools.lru_cache`` and their number of misses; ``variables``: context variables; ``generators``: random
+    generators and their states; ``iterators``: iterators in the model.
+    """
 
     held: list[ObjectSnapshot] = field(default_factory=list)
     cells: list[tuple[str, types.CellType, Any]] = field(default_factory=list)
@@ -69,7 +72,7 @@ class ReachableState:
     iterators: list[HeldIterator] = field(default_factory=list)
 
     def restore(self, is_fake_of: Callable[[Any, Any], bool]) -> list[Change]:
-        """Put everything back as it was. Returns what had changed; see :func:`fuse.graph.attributes.restore`."""
+        """Restore everything, and return what had changed; see :func:`fuse.graph.attributes.restore`."""
         found = restore(self.held, is_fake_of)
         for name, cell, value in self.cells:
             if _content(cell) is not value:
@@ -83,7 +86,7 @@ class ReachableState:
                 else:
                     dict.__setitem__(owner, name, value)
         for variable, value in self.variables.items():
-            if value_of(variable) is not value:  # the context of a capture is a copy, and ends with it
+            if value_of(variable) is not value:  # a capture runs in a copy of the context, so nothing need be restored
                 found.append(Change(variable.name, _NOWHERE, whole=False))
         for generator, state in self.generators:
             if state_of(generator) != state:
@@ -96,7 +99,7 @@ class ReachableState:
 
 
 def reached_by(model: nn.Module, arguments: Any = ()) -> ReachableState:
-    """The present state of all that a call can reach: from the model's attributes, its arguments and the code it runs.
+    """The present state that a call can reach from the model's attributes, its arguments and the code that it runs.
 
     >>> seen = []
     >>> model = nn.Tanh()
@@ -123,11 +126,11 @@ def reached_by(model: nn.Module, arguments: Any = ()) -> ReachableState:
 
 @dataclass
 class _CodeWalk:
-    """The way through code: ``left`` is still to be followed; ``waiting`` are members of classes that nothing has named
+    """A traversal of code. ``left``: values still to be followed. ``waiting``: class members whose name did not occur
     yet."""
 
     outside: ReachableState = field(default_factory=ReachableState)
-    seen: set[int] = field(default_factory=lambda: {id(sys.modules)})  # what is imported stays, by whatever name
+    seen: set[int] = field(default_factory=lambda: {id(sys.modules)})  # an imported module stays imported
     followed: set[int] = field(default_factory=set)
     bound: set[tuple[int, str]] = field(default_factory=set)
     left: list[Any] = field(default_factory=list)
@@ -135,7 +138,7 @@ class _CodeWalk:
     waiting: dict[str, list[tuple[type, str, Any]]] = field(default_factory=dict)
 
     def note(self, path: Path, value: Any) -> None:
-        """Note what a value leads to; ``path`` says where it was found."""
+        """Add the objects that ``value`` leads to; ``path`` says where it was found."""
         kind = type(value)
         if kind is types.FunctionType or kind is type:
             self.left.append(value)
@@ -143,7 +146,7 @@ class _CodeWalk:
             collect(path, value, self.outside.held, self.seen, Attribute("", spelled(path)), self.left)
 
     def follow(self, value: Any) -> None:
-        """Note what a function, a class or an object reaches when it is called, or has its methods called."""
+        """Add everything that a function, a class or an object reaches when it, or one of its methods, is called."""
         if id(value) in self.followed:
             return
         self.followed.add(id(value))
@@ -207,7 +210,7 @@ class _CodeWalk:
             if name != "__class__" and value is not _UNBOUND:
                 self.outside.cells.append((name, cell, value))
                 self.note(name, value)
-        if _is_library(function.__module__):  # the user's are what it was given
+        if _is_library(function.__module__):  # only its closure may be the user's
             return
         for held in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self.note(function.__name__, held)
@@ -220,14 +223,15 @@ class _CodeWalk:
         modules = list(self._imported(space, read)) if read.imports else []
         modules += self._bound(space, read.names, read.binds or "__getattr__" in space)
         seen: set[int] = set()
-        for module in modules:  # grows: what the code names of a module may be a module
+        for module in modules:  # the list grows: a name in a module may be a module
             held = attributes_of(module) or {}
             if id(module) not in seen and not _is_library(held.get("__name__")):
                 seen.add(id(module))
                 modules += self._bound(held, read.names)
 
     def _bound(self, space: dict[str, Any], names: tuple[str, ...], makes: bool = False) -> list[types.ModuleType]:
-        """Note those of the names that a module has (or may come to have) and what they stand for. Returns modules."""
+        """Add the values of ``names`` in the globals ``space``; with ``makes``, also names without a value. Returns
+        modules."""
         modules = []
         for name in names:
             value = space.get(name, _UNBOUND)
@@ -250,8 +254,8 @@ class _CodeWalk:
 
 @dataclass(frozen=True)
 class _CodeNames:
-    """What the code of a function says: the names in it, strings that may be names too; whether it binds names of its
-    module; whether it imports."""
+    """The names in a function's code, including strings that may be names; whether it binds globals; whether it
+    imports."""
 
     names: tuple[str, ...]
     binds: bool
@@ -265,7 +269,7 @@ def _read(code: types.CodeType) -> _CodeNames:
         codes += [inner for inner in one.co_consts if type(inner) is types.CodeType]
     operations = {operation for one in codes for operation in one.co_code[::2]}
     strings = (text for one in codes for text in one.co_consts if type(text) is str and text.isidentifier())
-    # A name that no source can spell is a tool's own, as those of pytest in the assertions that it rewrites.
+    # A name that source code cannot contain belongs to a tool, such as pytest's in rewritten assertions.
     named = (name for one in codes for name in one.co_names if name.isidentifier())
     names = dict.fromkeys([*named, *strings])
     return _CodeNames(tuple(names), not _BINDS.isdisjoint(operations), _IMPORTS in operations)
@@ -276,7 +280,7 @@ def _is_library(module: Any) -> bool:
 
 
 def _caches_fakes(cached: Any) -> bool:
-    """Whether a function with a cache keeps a stand-in, as a result or as an argument."""
+    """Whether the cache of a function contains a fake tensor, as a result or as an argument."""
     left, seen = gc.get_referents(cached), {id(cached)}
     for value in left:
         if id(value) in seen:
@@ -291,7 +295,7 @@ def _caches_fakes(cached: Any) -> bool:
 
 
 def value_of(variable: ContextVar[Any]) -> Any:
-    """The value of a context variable in the present context, an object of its own where it has none.
+    """The value of a context variable in the present context; a special object if it has none.
 
     >>> level = ContextVar("level", default=3)
     >>> value_of(level)

@@ -1,13 +1,13 @@
-"""Numbers that ``forward`` reads from tensors: they stand for a value until Python wants to know it.
+"""Numbers that ``forward`` reads from tensors: symbolic, until Python needs their value.
 
-    scale = x.abs().max().item()       a Number: a node of the graph, and what it is in this call
+    scale = x.abs().max().item()       a Number: a node of the graph, and its value in this call
     x / scale                          div(x, node): nothing is learned
-    if scale > 3:                      learned: the truth of gt(node, 3)
+    if scale > 3:                      learned: the boolean gt(node, 3)
     range(int(n)), f"{scale}"          learned: the number itself
     scale * 2 + 1                      another Number
 
-Arithmetic is Python's: in double precision, or with integers that are known to stay below 2**53, where int64 and double
-are exact. A divisor is learned not to be zero, for which Python raises.
+Arithmetic is Python's: in double precision, or on integers that are known to stay below 2**53, where int64 and double
+are exact. Dividing by a Number learns that it is not zero, because Python raises for zero.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ aten = torch.ops.aten
 
 _EXACT = 2**53
 _SMALL = 2**31
-"""Upper bound that an integer is learned to have when it is first used in arithmetic."""
+"""The bound that an integer is learned to have when it is first used in arithmetic."""
 
 
 class WantsPlain(CaptureError):
-    """Numbers are used in a way that only plain ones allow; the call is recorded again with these."""
+    """Only plain numbers can be used like this; the call is recorded again with plain numbers."""
 
     def __init__(self) -> None:
         super().__init__("forward uses a number that it reads in a way that a graph cannot hold")
 
 
 class Reading(Protocol):
-    """What records for numbers: :class:`fuse.graph.value_reads.Reader`; ``closed`` after the recording."""
+    """The recorder of numbers, :class:`fuse.graph.value_reads.Reader`; ``closed`` after the recording."""
 
     closed: bool
 
@@ -49,8 +49,11 @@ class Reading(Protocol):
 
 @dataclass(eq=False)
 class _Facts:
-    """``node``: the number as float64 or int64; ``value`` in this call; ``origin``: the tensor of no dimensions that it
-    was read from, if it was; ``bound``: what an integer is known not to exceed."""
+    """The facts about a number.
+
+    ``node``: the number as float64 or int64. ``value``: its value in this call. ``origin``: the tensor without
+    dimensions that it was read from, if any. ``bound``: the largest absolute value that an integer is known to have.
+    """
 
     reader: Reading
     node: Node
@@ -60,18 +63,18 @@ class _Facts:
 
 
 class Number:
-    """A number that was read; ``isinstance`` takes it for a ``float`` or an ``int``."""
+    """A number that was read from a tensor; ``isinstance`` takes it for a ``float`` or an ``int``."""
 
     __slots__ = ("facts",)
-    __array_ufunc__ = None  # arrays of numpy leave arithmetic to this class
+    __array_ufunc__ = None  # numpy arrays leave arithmetic to this class
 
     def __init__(self, facts: _Facts) -> None:
         self.facts = facts
 
-    __class__ = property(lambda self: type(self.facts.value))  # what isinstance asks
+    __class__ = property(lambda self: type(self.facts.value))  # the class that isinstance sees
 
     def __hash__(self) -> int:
-        """The number is to be a key, as the object that it is."""
+        """The hash of the value. During a recording, a key needs a plain number."""
         if self.facts.reader.closed:
             return hash(self.facts.value)
         raise WantsPlain
@@ -103,18 +106,18 @@ class Number:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """A function of torch is given numbers that were read."""
+        """Call a torch function with Numbers among its arguments."""
         args, kwargs = _with_tensors(func, args, kwargs or {})
         return func(*_all_known(args), **{name: _all_known(value) for name, value in kwargs.items()})
 
 
 def read_number(reader: Reading, node: Node, value: float | int, origin: Node | None) -> Number:
-    """The number ``node``, a float64 or int64 of no dimensions, that is ``value`` in this call."""
+    """The Number of ``node``, a float64 or int64 without dimensions, whose value in this call is ``value``."""
     return Number(_Facts(reader, node, value, origin))
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is a number that was read.
+    """Whether ``value`` is a :class:`Number`.
 
     >>> is_number(3)
     False
@@ -129,7 +132,7 @@ def node_of(number: Number) -> Node:
 
 
 def known(value: Any) -> Any:
-    """``value`` as Python knows it: for a number that was read, which is learned, the plain one."""
+    """``value``, learned if it is a :class:`Number`, as a plain number."""
     if type(value) is not Number:
         return value
     facts = value.facts
@@ -146,7 +149,7 @@ def _all_known(value: Any) -> Any:
 
 
 def _computed(name: str, left: Any, right: Any) -> Any:
-    """``left`` and ``right`` computed with, at least one of which was read; None where only plain numbers will do."""
+    """The result of an arithmetic operator with a Number; None if it needs plain numbers."""
     reader: Reading = next(one.facts.reader for one in (left, right) if type(one) is Number)
     kinds = [type(_value(one)) is float for one in (left, right)]
     bounds = [0 if is_float else _bound(one) for one, is_float in zip((left, right), kinds, strict=True)]
@@ -164,7 +167,7 @@ def _computed(name: str, left: Any, right: Any) -> Any:
             name, operands = _MIRRORED[name], operands[::-1]
         overload = "Tensor" if isinstance(operands[1], Node) else "Scalar"
         return reader.truth(reader.emit(getattr(getattr(aten, name), overload), *operands))
-    if not isinstance(operands[0], Node):  # ATen has operators of a tensor and a number, in this order
+    if not isinstance(operands[0], Node):  # ATen's operators take a tensor and a number, in this order
         operands[0] = reader.emit(aten.full_like.default, operands[1], operands[0])
     node = reader.emit(getattr(aten, _ATEN[name]).Tensor, *operands)
     return Number(_Facts(reader, node, _PYTHON[name](_value(left), _value(right)), None, None if wide else reach))
@@ -179,7 +182,7 @@ def _operand(reader: Reading, value: Any, wide: bool) -> Any:
 
 
 def _bound(value: Any) -> int | None:
-    """What an integer does not exceed, which is learned where it was not known; None where that is too much."""
+    """The largest absolute value of an integer, learned if necessary; None if it may be too large."""
     if type(value) is not Number:
         return abs(value) if abs(value) < _EXACT else None
     facts = value.facts
@@ -215,7 +218,7 @@ _PYTHON: dict[str, Callable[[Any, Any], Any]] = {
 def _binary(name: str, mirrored: bool) -> Callable[..., Any]:
     def method(self: Any, other: Any) -> Any:
         if isinstance(other, Tensor):
-            return NotImplemented  # which calls the tensor's own
+            return NotImplemented  # Python then calls the tensor's method
         if name in ("eq", "ne") and (other is None or isinstance(other, str)):
             return name == "ne"
         left, right = (other, self) if mirrored else (self, other)
@@ -256,18 +259,19 @@ _COMPUTE = frozenset(
     true_divide
     """.split()  # noqa: SIM905
 )
-"""Functions that compute the same with a tensor of no dimensions, given the dtype that they turn a number into."""
+"""Functions with the same result if a number is replaced by a tensor without dimensions, of the dtype that they convert
+the number to."""
 
 _TAKE = frozenset(
     "clamp clamp_ clamp_max clamp_min fill_ masked_fill masked_fill_ __setitem__ where".split()  # noqa: SIM905
 )
-"""The same, but that they refuse a number that the dtype does not hold."""
+"""The same, for functions that reject a number that does not fit the dtype."""
 
 
 def _with_tensors(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The arguments with numbers as tensors, where ``func`` computes the same with these."""
+    """The arguments with tensors in place of Numbers, if ``func`` then has the same result."""
     name = getattr(func, "__name__", "")
     unchanged = args, kwargs
     if name not in _COMPUTE | _TAKE or "rounding_mode" in kwargs or type(kwargs.get("alpha")) is Number:
@@ -290,16 +294,16 @@ def _with_tensors(
 
 
 def _as_tensor(number: Number, beside: Tensor, exactly: bool) -> Tensor | None:
-    """The number as a tensor with which ``beside`` is computed with as with the number; None if there is none.
+    """The number as a tensor that gives the same result in an operator with ``beside``; None if there is none.
 
-    ``exactly``: the tensor must hold the very number.
+    ``exactly``: the tensor must have exactly the number's value.
     """
     facts = number.facts
     if facts.reader.closed:
         return None
     dtype = torch.result_type(beside, facts.value)
     if dtype in (torch.float16, torch.bfloat16) and beside.dim():
-        dtype = torch.float32  # in which operators on half precision take a number
+        dtype = torch.float32  # operators on half precision convert a number to this dtype
     if dtype not in (torch.float32, torch.float64, torch.int64):
         return None
     origin = facts.origin

@@ -1,9 +1,10 @@
-"""Whether ``forward`` gives tensors other memory behind the operators' back.
+"""Detect when ``forward`` gives a tensor other memory without an operator.
 
-    x.data = other                          no operator; what x is to the graph is another tensor from here on
+    x.data = other                          no operator; from here on, x is another tensor to the graph
     torch.utils.swap_tensors(x, other)
 
-It is noted where it happens: to compare each tensor with what it was, at the end, takes as long as to record it.
+The assignment itself is noted. Comparing each tensor with its earlier self at the end would take as long as recording
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fuse.graph.patched import patched
 
 @contextlib.contextmanager
 def reassignments_noted(note: Callable[[], None]) -> Iterator[None]:
-    """Within, ``note`` is called when this thread gives a fake tensor other memory.
+    """A context that calls ``note`` when this thread gives a fake tensor other memory.
 
     >>> with torch._subclasses.FakeTensorMode(), reassignments_noted(lambda: print("noted")):
     ...     x = torch.ones(2)

@@ -1,13 +1,13 @@
-"""Recompute in the backward pass instead of saving: cheap arithmetic of values that are saved anyway.
+"""Recompute cheap arithmetic in the backward graph, instead of saving its results.
 
     forward    m = x > 0;  y = where(m, x, 0)                                      saved: x, no longer m
     backward   d = where(m, g, 0) * x            ->    backward   m = x > 0;  d = where(m, g, 0) * x
 
-A value leaves the saved ones where a few cheap elementwise operators give it from others that stay, and only operators
-that kernels take in read it: computing it again costs no launch and no memory traffic, and keeping it costs both.
+A value is recomputed if a few cheap elementwise operators compute it from saved tensors that stay, and if only
+operators that fuse read it. Recomputing it then costs no launch and no memory traffic, and saving it costs both.
 
-A step of a loop keeps what it saves once for each step, its states too, and all that reads it is in one kernel. There a
-value leaves where the states that have to be kept instead are at most half as large.
+In a loop, saved tensors are stored for each step, states too, and one kernel contains all of their readers. There a
+value is recomputed if the states to be stored instead have at most half its bytes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch.fx import Node
 from fuse import ops
 
 MOST_OPERATORS = 6
-"""Operators that are run again for one value."""
+"""The most operators that are recomputed for one value."""
 
 
-def computed_again(
+def recomputed(
     reads: Mapping[Node, Iterable[Node]], kept: Set[Node], root_of: Callable[[Node], Node]
 ) -> dict[Node, None]:
-    """The nodes to run again, in program order.
+    """The forward operators to recompute, in program order.
 
     Args:
-        reads: what the backward half reads of the forward half, as roots of memory, and the operators that do.
-        kept: roots that are there without being saved, or must be: inputs, results, gradients.
+        reads: the forward values that the backward graph reads, as roots of memory -> their readers.
+        kept: roots that cost nothing to save, or must be saved: inputs, results, gradients.
         root_of: the node whose memory a node lies in.
     """
     candidates = sorted(
@@ -48,16 +48,16 @@ def computed_again(
     return dict.fromkeys(sorted(found))
 
 
-def computed_again_in_step(
+def recomputed_in_step(
     reads: Iterable[Node], price: Callable[[Node], int], stacked: Set[Node], root_of: Callable[[Node], Node]
 ) -> dict[Node, None]:
-    """As :func:`computed_again`, for a step of a loop.
+    """The forward operators of a loop's step to recompute, in program order.
 
     Args:
-        reads: what the backward half of the step reads of the forward half, as roots of memory.
-        price: the bytes of a root that are kept for each step if it is read; 0 for what is there anyway, if it is read:
-            what the caller owns may be written before the backward half runs, so that nothing more of it is read.
-        stacked: roots that are needed for all steps side by side.
+        reads: the forward values that the backward step reads, as roots of memory.
+        price: the bytes stored in each step for a root that is read. 0 for a root that costs nothing; only the roots in
+            ``reads`` among these may be used, because the caller may write to others before the backward graph runs.
+        stacked: roots that are needed for all steps, stacked.
         root_of: the node whose memory a node lies in.
     """
     candidates = sorted(root for root in reads if price(root) and root not in stacked and _is_cheap(root))
@@ -76,14 +76,16 @@ def computed_again_in_step(
 
 @dataclass(frozen=True)
 class _Cone:
-    """The ``operators`` that make a value from what is there and from inputs (``leaves``) that nothing has read yet."""
+    """The ``operators`` that compute a value from available values and from inputs (``leaves``) that were not read so
+    far."""
 
     operators: set[Node]
     leaves: set[Node]
 
 
 def _cone(node: Node, there: set[Node], root_of: Callable[[Node], Node]) -> _Cone | None:
-    """The operators that make ``node`` from what is ``there`` and from inputs, or None where more is needed."""
+    """The operators that compute ``node`` from the values ``there`` and from inputs; None if they are costly or too
+    many."""
     found = _Cone(set(), set())
     worklist = [node]
     while worklist:
@@ -108,7 +110,7 @@ def _is_cheap(node: Node) -> bool:
 
 
 def _fuses(reader: Node) -> bool:
-    """Whether kernels take in what ``reader`` does, and with it what it reads."""
+    """Whether a kernel can contain ``reader`` together with the operators that compute its operands."""
     if reader.op != "call_function" or not isinstance(reader.target, OpOverload):
         return False
     if ops.is_view(reader.target):

@@ -2,9 +2,9 @@
 
     aten.addmm(bias, x, w.t())   ->   placeholders input, bias, weight;   t(weight);   addmm(bias, input, t)
 
-:class:`Recorder` stands where torch dispatches operators, below autograd. It gives each tensor that it has not seen a
-placeholder, records the operator by its functional form, and runs it on fake tensors. Python's side of the call (state,
-values that are read, random numbers) is followed by the modules that it asks; the end of the call makes the signature.
+:class:`Recorder` sees each operator below autograd. It makes a placeholder for each new tensor, records the operator in
+functional form, and runs it on fake tensors. Other modules follow Python's side of the call (state, values that are
+read, random numbers). At the end of the call it makes the signature.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from fuse.graph.value_reads import READS, Inputs, Reader, reads_followed
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DEVICE = torch.ops.prim.device.default
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-"""The dtype of a number that an operator takes for a tensor."""
+"""Type of a number -> the dtype of the tensor that an operator makes of it."""
 _DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):
     """The dispatch mode that records one call of ``model`` as a graph."""
 
     gradients = False
-    """Whether the call is recorded with gradients on, as it came."""
+    """Whether the call is recorded under autograd."""
 
     def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -85,27 +85,27 @@ class Recorder(TorchDispatchMode):
         self.overlay = Overlay(model, plan)
         self.fake_mode = fake_mode
         self.graph = Graph()
-        self.modules = nn.Module()  # that the graph calls
+        self.modules = nn.Module()  # the modules that the graph calls
         self.fakes = FakeRunner(fake_mode)
         self.functional = Functionalizer(self.graph, self.fakes)
         self.repeated = RepeatedCalls(self.functional, self.fakes)
         self.dispatches: list[Dispatch] = []
-        self.reassigned = False  # whether a tensor was given other memory
-        self.packs = False  # whether there is a packed sequence
+        self.reassigned = False  # whether a tensor got other memory without an operator
+        self.packs = False  # whether the call has a packed sequence
         self.inputs: list[InputSpec] = []
         self.placeholders: list[Tensor] = []
         self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
         self.last_input: Node | None = None
         self.names = names_of_state(model, plan.attributes)
         self.names_by_fake: dict[int, tuple[Any, str]] = {}
-        self.data: dict[int, Tensor] = {}  # fake tensor -> what it stands for
-        self.real_of: dict[Node, Tensor] = {}  # placeholder -> likewise
+        self.data: dict[int, Tensor] = {}  # id of a fake tensor -> its real tensor
+        self.real_of: dict[Node, Tensor] = {}  # placeholder -> its real tensor
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
         self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients, self.dispatches)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
-        self.numbers: dict[Node, int] = {}  # of the result -> the leaves that hold them
+        self.numbers: dict[Node, int] = {}  # node of a Number in the result -> its leaf
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
@@ -123,13 +123,13 @@ class Recorder(TorchDispatchMode):
         except (Assigns, Reads, NoData):
             raise
         except CaptureError as error:
-            if self.reader.stands_in:  # what failed may be what a plain number can
+            if self.reader.gave_symbols:  # plain numbers may work where Numbers fail
                 raise WantsPlain from error
             error.depends = bool(self.reader.facts)
             raise
 
     def _refuse_switches(self) -> None:
-        """Refuse ``requires_grad_`` of a tensor that the caller holds: it would not happen in later calls."""
+        """Refuse ``requires_grad_`` of a tensor that the caller has: later calls would not repeat it."""
         for real, fake in self.adopted.values():
             if fake is not real and fake.is_leaf and fake.requires_grad != real.requires_grad:
                 spec = next((s for s, p in zip(self.inputs, self.placeholders, strict=True) if p is fake), None)
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _read_state(self, arguments: Any) -> Iterator[None]:
-        """The model's state is fake, and what is read of values is followed."""
+        """A context in which the model's state is fake, and reads of values are followed."""
         with self._fake_state(arguments), reads_followed(self.reader), reassignments_noted(self._reassigned):
             yield
 
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
-        """Record what is run while the model is in ``state``, or say why ``what`` cannot be recorded."""
+        """A context that records operators while ``state`` lasts; ``what`` names the pass in errors."""
         try:
             layers = contextlib.ExitStack()
             with layers, state, followed(self.functional.draws), fakes_hidden(), self.fake_mode, self:
@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):
         return fake
 
     def _adopt(self, tensor: Tensor) -> Tensor:
-        """The fake fake_of of a tensor from outside (the tensor itself when it is fake already)."""
+        """The fake tensor of a tensor from outside; the tensor itself if it is fake already."""
         if id(tensor) not in self.adopted:
             self.functional.draws.refuse_value(tensor)
             if isinstance(tensor, FakeTensor):
@@ -201,7 +201,7 @@ class Recorder(TorchDispatchMode):
         return self.adopted[id(tensor)][1]
 
     def _place(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
-        """A new placeholder for ``fake``, after the placeholders that are there."""
+        """A new placeholder for ``fake``, behind the existing placeholders."""
         name = identifier(spec.name)
         self.functional.settle()
         if self.last_input is not None:
@@ -222,12 +222,14 @@ class Recorder(TorchDispatchMode):
         return node
 
     def _ensure_known(self, tensor: Tensor) -> Tensor:
-        """The fake tensor that the graph knows for one that an operator received; a placeholder on first sight."""
+        """The fake tensor that the graph knows for an operand; a new operand gets a placeholder."""
         if not isinstance(tensor, FakeTensor):
             tensor = self._adopt(tensor)
             kind, _ = self.names_by_fake.get(id(tensor), ("", ""))
-            if kind == "attribute":  # by no attribute: it may be another later
-                raise CaptureError(f"a state is read in another way than by its attribute at {user_line()}")
+            if kind == "attribute":  # not read through the attribute, which may have another value later
+                raise CaptureError(
+                    f"an attribute that forward assigns is read in another way than by its name at {user_line()}"
+                )
         if not self.functional.known(tensor):
             kind, name = self.names_by_fake.get(id(tensor), ("constant", ""))
             if kind == "constant":
@@ -242,10 +244,10 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _fake_state(self, arguments: Any) -> Iterator[None]:
-        """Parameters and buffers replaced by fake twins during the call; what it changes is found and undone."""
+        """A context in which parameters and buffers are fake. Changes of other state are found and undone."""
         self._check_entries()
         before = reached_by(self.model, arguments)
-        if before.iterators:  # what it gave cannot be put back
+        if before.iterators:  # the values that it gave cannot be put back
             name = before.iterators[0].name
             raise CaptureError(f"forward may advance {name}, an iterator; a graph cannot hold that")
         self.context = tuple(before.variables.items())
@@ -254,11 +256,11 @@ class Recorder(TorchDispatchMode):
         try:
             with (
                 with_fake_parameters(self.model, self._fake_of_state) as assigned,
-                self.overlay.laid(self._fake_of_attribute),
+                self.overlay.applied(self._fake_of_attribute),
             ):
                 yield
         except Exception as error:  # whatever the user's code raises
-            if counts := self.overlay.counts():  # what failed may be what a number can and a count cannot
+            if counts := self.overlay.counts():  # a plain number may work where a count fails
                 raise Reads(counts) from error
             raise
         finally:
@@ -275,7 +277,8 @@ class Recorder(TorchDispatchMode):
             raise Assigns(changes[0].name, [attribute for _, attribute in found], plainly)
 
     def _check_entries(self) -> None:
-        """A dictionary of states is replaced in its attribute; whoever holds it elsewhere too would see old values."""
+        """Refuse dictionaries that another object holds, too: it would see old values, since only the attribute is
+        replaced."""
         for attribute in self.overlay.plan.attributes:
             if attribute.entries:
                 holder = self.model.get_submodule(attribute.owner).__dict__
@@ -285,7 +288,7 @@ class Recorder(TorchDispatchMode):
                     )
 
     def _assigned(self, change: Change) -> Attribute:
-        """The attribute that a change assigns, or the entries of the dictionary that it is."""
+        """The attribute that a change assigns, or the entries of the dictionary in it."""
         attribute = change.attribute
         if change.whole or change.replaced is None or attribute.owner not in dict(self.model.named_modules()):
             return attribute
@@ -307,7 +310,7 @@ class Recorder(TorchDispatchMode):
         return fake
 
     def _with_learned(self, result: Any) -> Any:
-        """The result, after the values that confirm what Python learned."""
+        """The pair of confirming values and ``result``; ``result`` alone if nothing was learned."""
         leaves = flatten_result(result)[0]
         tensors, self.learning, self.numbers = self.reader.finish(leaves)
         if not self.learning.lines:
@@ -315,7 +318,7 @@ class Recorder(TorchDispatchMode):
         return (tensors, result) if self.learning else result
 
     def _with_assigned(self, result: Any) -> Any:
-        """The result together with what the call assigns, each attribute that it reads being an input."""
+        """The pair of ``result`` and the assigned values; attributes that the call reads become inputs."""
         overlay = self.overlay
         if not overlay.slots:
             return result
@@ -336,7 +339,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch wraps the method below in a switch for ``torch.compile``, which never sees it: a tenth of its time."""
+        """Leave out torch's switch for ``torch.compile`` around the method below, a tenth of its time."""
         return False
 
     def __torch_dispatch__(
@@ -353,7 +356,7 @@ class Recorder(TorchDispatchMode):
             if call is not NotImplemented:
                 self.dispatches.append(call)
                 return call.result
-        with torch._C.DisableTorchFunctionSubclass():  # what happens here is not what forward asks
+        with torch._C.DisableTorchFunctionSubclass():  # these calls are the recorder's, not the model's
             self.functional.source = source
             if self.reader.compact:
                 call = self.repeated.record(op, args, kwargs, source)
@@ -364,10 +367,10 @@ class Recorder(TorchDispatchMode):
             return self._first(op, args, kwargs, source)
 
     def _first(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
-        """Record an operator that nothing is known of yet."""
+        """Record an operator that has no template yet."""
         if op.namespace in ("prim", "profiler"):
             return op(*args, **kwargs)
-        if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
+        if ops.is_composite(op):  # inference mode does not decompose them, autograd would have
             with self:
                 self._check_values(op, args, kwargs)
                 return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
@@ -377,10 +380,12 @@ class Recorder(TorchDispatchMode):
             return found
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._constant(op, args[0])
-        if ops.is_view(op) and isinstance(args[0], (int, float, complex)):  # of the number in ``z * 1j``, by autograd
+        if ops.is_view(op) and isinstance(
+            args[0], (int, float, complex)
+        ):  # autograd calls it on the number in ``z * 1j``
             args = (self._number(args[0]), *args[1:])
         args, kwargs = self._known(args), self._known(kwargs)
-        if op is torch.ops.aten.where.self and args[0].dtype is torch.uint8:  # eager takes it, and fake tensors do not
+        if op is torch.ops.aten.where.self and args[0].dtype is torch.uint8:  # eager accepts it, fake tensors do not
             count = len(self.dispatches)
             with self:
                 result = torch.where(args[0] != 0, *args[1:])
@@ -396,13 +401,13 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _check_values(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Record what eager does within ``op``, so that it launches nothing of its own there."""
+        """Record a check that eager makes inside ``op``; it adds no launch of eager's."""
         count = len(self.dispatches)
         check_values(op, args, kwargs)
         del self.dispatches[count:]
 
     def _run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """``op`` on fake tensors; where these do not tell what it returns, on the values that they stand for."""
+        """``op`` on fake tensors; on the values of this call, if the result layout depends on values."""
         try:
             return self.fakes.run(op, args, kwargs)
         except FuseError:
@@ -413,9 +418,10 @@ class Recorder(TorchDispatchMode):
             return self.reader.sized(op, args, kwargs, why)
 
     _line: Callable[..., str] = staticmethod(user_line)
-    """The user's line that the operator at hand comes from."""
+    """The user's line of the current operator."""
 
     def _known(self, arguments: Any) -> Any:
+        """``arguments`` with the fake tensors that the graph knows."""
         if isinstance(arguments, Tensor):
             return self._ensure_known(arguments)
         if type(arguments) in (tuple, list):
@@ -425,18 +431,19 @@ class Recorder(TorchDispatchMode):
         return arguments
 
     def _constant(self, op: OpOverload, tensor: Tensor) -> Tensor:
-        """``torch.tensor([...])`` in ``forward``: numbers of the program, in a tensor that is new in each call."""
+        """The fake tensor of ``torch.tensor([...])`` in ``forward``: the program's own numbers, a new tensor in each
+        call."""
         if isinstance(tensor, FakeTensor):
             raise CaptureError(f"a tensor is made from values that depend on data at {user_line()}")
         fake: Tensor = op(tensor)
         name = f"constant_{len(self.inputs)}"
-        with unset_fake_temporarily():  # the numbers themselves, not a fake fake_of of them
+        with unset_fake_temporarily():  # the real numbers, not a fake tensor
             value = tensor.detach().clone()
         self.fixed.add(self._place(fake, InputSpec("constant", name, value=value), writes_back=False))
         return fake
 
     def _number(self, number: complex) -> Tensor:
-        """A number of the program, as the tensor that an operator makes of it where it takes tensors."""
+        """The tensor that an operator makes of a number where it expects a tensor."""
         with unset_fake_temporarily():
             value = torch.tensor(number, dtype=_DTYPES[type(number)])
         with self.fake_mode:
@@ -465,14 +472,16 @@ class Recorder(TorchDispatchMode):
                 mutations.append(Mutation(index, len(values)))
                 values.append(base.node)
         module = finished(self.graph, values, self.modules)
-        module.meta["may_stop"] = not self.gradients  # loops, where what was learned says so: loops/stopping.py
+        module.meta[
+            "may_stop"
+        ] = not self.gradients  # loops may stop early, depending on learned values: loops/stopping.py
         module.meta["signature"] = Signature(
             tuple(self.inputs),
             outputs,
             out_spec,
             tuple(mutations),
             tuple(self.dispatches),
-            self.overlay.kept(),
+            self.overlay.mutated(),
             self.learning,
             not self.packs,
             self.context,
@@ -510,7 +519,7 @@ class Recorder(TorchDispatchMode):
         return OutputSpec("graph", roots[id(base)], None if is_whole and is_first else _layout(leaf, base.root))
 
     def _fresh(self, node: Node) -> Node:
-        """A constant made in ``forward`` is a new tensor in each call, so the caller gets a copy."""
+        """A copy of a constant made in ``forward``, which is a new tensor in each call."""
         if node.op != "placeholder":
             return node
         return self.functional.emit(torch.ops.aten.clone.default, (node,), {})
@@ -518,7 +527,7 @@ class Recorder(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _unwarned() -> Iterator[None]:
-    """Without torch's warning about the ``.grad`` of a tensor that is no leaf, at which its fake modes look."""
+    """A context without torch's warning about ``.grad`` of a tensor that is no leaf, which its fake modes read."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
         yield

@@ -1,11 +1,11 @@
-"""``nn.LSTM`` as eager runs it on a processor: one oneDNN call a layer and direction.
+"""Record ``nn.LSTM`` as eager runs it on a CPU: one oneDNN call for each layer and direction.
 
     lstm(x, ...)   ->   mkldnn_rnn_layer(x, w_ih, w_hh, b_ih, b_hh, h0, c0, ...)   for each layer and direction
 
-ATen chooses between that call and a loop over time by a test that fake tensors never pass, so a captured graph would
-hold hundreds of small operators that eager does not launch. While a model is captured, ``torch.lstm`` as ``nn.LSTM``
-calls it makes the choice by the same rules (``use_mkldnn`` and ``mkldnn_rnn`` of ATen's RNN.cpp) and dispatches what
-the real one would have.
+ATen chooses between this call and a loop over time by a test that fake tensors never pass, so that a captured graph
+would contain hundreds of small operators that eager does not launch. During a capture, the function that ``nn.LSTM``
+calls makes the choice by the same rules (``use_mkldnn`` and ``mkldnn_rnn`` of ATen's RNN.cpp), and dispatches the same
+operators as for real tensors.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fuse.devices import is_host
 from fuse.graph.patched import patched
 
 LSTM_MODE = 2
-"""oneDNN's number for this kind of cell."""
+"""oneDNN's number for an LSTM cell."""
 
 LayerState = tuple[Tensor, Tensor, Tensor]
 State = tuple[Tensor, ...]
-"""Of one layer in one direction, or of all."""
+"""The states of one layer in one direction, or of all layers."""
 
 
 @contextlib.contextmanager
 def lstm_of_eager() -> Iterator[None]:
-    """``torch._VF.lstm`` replaced, during one capture, by one that takes the branch real tensors would take."""
+    """A context in which ``torch._VF.lstm`` takes the branch that real tensors would take."""
     original, thread = torch._VF.lstm, threading.get_ident()
 
     def lstm(*arguments: Any) -> LayerState:
@@ -69,7 +69,7 @@ def _onednn_lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> LayerState:
-    """The same operators, in the same order, as ATen's ``mkldnn_rnn``."""
+    """The operators of ATen's ``mkldnn_rnn``, in the same order."""
     values = (sequence.transpose(0, 1) if batch_first else sequence).contiguous()
 
     def run(values: Tensor, state: State, own: Sequence[Tensor], backwards: bool) -> tuple[Tensor, State]:
@@ -96,10 +96,10 @@ def stacked(
     bidirectional: bool,
     between: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> tuple[Tensor, State]:
-    """The output of layers one above another, and their last states side by side.
+    """The output of stacked layers, and their stacked last states.
 
-    ``run`` runs one of them in one direction, given its states and weights; ``between`` is done to the output of one
-    layer before the next.
+    ``run(values, state, weights, backwards)`` runs one layer in one direction. ``between`` is applied to the output of
+    each layer but the last.
     """
     directions = 2 if bidirectional else 1
     held = len(weights) // (layers * directions)

@@ -3,9 +3,9 @@
     mkldnn_rnn_layer_backward(x, w, u, b, d, h0, c0, y, ..., dy, dh, dc, ..., workspace)
         ->   the gates of all steps at once; cells, and gradients of the gates, step by step; weights at once
 
-The library's own reads a workspace that its forward call hands over only while autograd records it, which no program
-does. Calls whose gradients are taken loop by loop have no need of this (``expand_lstm_layers`` comes first); others,
-which keep gradients from some operand, say, are recorded as eager takes them. The loops here are rolled as any.
+The library's backward call reads a workspace that its forward call fills only under autograd, which no program uses.
+Calls whose gradients are taken loop by loop do not need this, because ``expand_lstm_layers`` runs first. Other calls
+(which stop the gradient of an operand, for example) are recorded step by step. These loops are rolled like any.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def formula(op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The function that is recorded for the gradients of an LSTM layer; None for another operator, cell or dtype."""
+    """The function that is recorded for the gradients of an LSTM layer; None for other operators, cells or dtypes."""
     if op is not aten.mkldnn_rnn_layer_backward.default or args[0].dtype is not torch.float32:
         return None
     mode, sizes = args[14], args[20]
@@ -55,9 +55,9 @@ def lstm_layer_backward(
     steps, width = x.shape[0], h0.shape[1]
     order = range(steps - 1, -1, -1) if backwards else range(steps)
     start = h0.unsqueeze(0)
-    states = torch.cat([y[1:], start] if backwards else [start, y[:-1]])  # before each step
+    states = torch.cat([y[1:], start] if backwards else [start, y[:-1]])  # the state before each step
     gates = torch.matmul(x, w.t()) + torch.matmul(states, u.t())
-    if biased:  # without, the library is given zeros of another shape
+    if biased:  # without biases, the library gets zeros of another shape
         gates = gates + (b + d)
     write, forget, candidate, output = gates.split(width, -1)
     write, forget, output = torch.sigmoid(write), torch.sigmoid(forget), torch.sigmoid(output)

@@ -1,14 +1,15 @@
-"""Record an operator that was recorded before on tensors laid out alike, without asking record what is known of it.
+"""Record an operator call like an earlier call with the same layouts, without checking it again.
 
-    h = tanh(x[0] + h @ w)     what fake tensors make of it, what eager has code for, which functional template it has
-    h = tanh(x[1] + h @ w)     new fake tensors; operators are pending, and are nodes when somebody asks for nodes
+    h = tanh(x[0] + h @ w)     checked: fake results, whether eager has code, the functional form
+    h = tanh(x[1] + h @ w)     from the templates: new fake tensors; nodes are made later, when they are needed
 
-A loop dispatches the same operators in every step. What is asked of an operator before it is recorded depends on the
-layouts of its tensors and on its other arguments, which are the key under which the answers, its *template*, are remembered
-for one capture. The template that came next the last time is tried first, without making a key. Remembered are operators of
-ATen that draw nothing and return new tensors or views of their first argument, or write it. A ``select`` or ``slice``
-reads another position in every step, and has nothing to ask. Whether a write reads memory that it writes is asked each
-time, unless all operands lie in different memory.
+A loop dispatches the same operators in every step. The checks before a call is recorded depend only on the layouts of
+its tensors and on its other arguments. Under these as key, their results are stored as a *template*, for one capture.
+The template that came next the last time is tried first, without making a key.
+
+There are templates for ATen operators that draw no random numbers, and return new tensors, return views of their first
+argument, or write it. ``select`` and ``slice`` read another part in every step, and need no check. A write is checked
+for overlaps each time, unless all operands have separate memory.
 """
 
 from __future__ import annotations
@@ -30,25 +31,27 @@ from fuse.graph.functional import Functionalizer
 from fuse.graph.signature import Dispatch
 
 CONTEXT = 4
-"""Forms in a row that tell where in a step an operator is."""
+"""The number of latest templates that identify a position in a step."""
 
 MOST_PENDING = 1024
-"""Operators without nodes: when these are built, what they hold is still in the processor's cache."""
+"""The most calls without nodes: when their nodes are made, they are still in the processor's cache."""
 
-_new_tuple: Any = tuple.__new__  # of a Dispatch in half of the time
+_new_tuple: Any = tuple.__new__  # makes a Dispatch in half the time
 
 
 @dataclass(frozen=True)
 class _KnownWrite:
-    """How an operator that writes its first argument is recorded: its functional template; None for ``copy_``."""
+    """How an operator that writes its first argument is recorded: by its functional form; None for ``copy_``."""
 
     functional: OpOverload | None
 
 
 @dataclass(slots=True, eq=False)
 class _Position:
-    """A position in the order of forms: the latest forms there, its own the last of them, and the position that came next the
-    last time."""
+    """A position in the sequence of templates.
+
+    ``context``: the latest templates, this one last. ``following``: the position that came next the last time.
+    """
 
     template: Any  # a CallTemplate; None before the first
     context: tuple[CallTemplate, ...]
@@ -56,7 +59,7 @@ class _Position:
 
 
 class RepeatedCalls:
-    """Operators that one capture has recorded, by their layouts."""
+    """The templates of one capture."""
 
     def __init__(self, functional: Functionalizer, fakes: FakeRunner) -> None:
         self._functional = functional
@@ -67,8 +70,7 @@ class RepeatedCalls:
         self._metadata, self._make, self._pending = fakes.known_metadata, fakes.make, functional.pending
 
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
-        """Record ``op``, of the user's line ``source``: the record of it; ``NotImplemented`` where further checks are
-        needed."""
+        """Record ``op`` of the user's line ``source`` by a template; ``NotImplemented`` if there is none that fits."""
         position = self._latest.following
         if (
             position is None
@@ -102,7 +104,7 @@ class RepeatedCalls:
         return call
 
     def _part(self, template: CallTemplate, args: tuple[Any, ...]) -> tuple[Recipe, View] | None:
-        """The part that a call reads; None where there is none."""
+        """Recipe and view for the part that a ``select`` or ``slice`` reads; None if torch must compute it."""
         recipe = self._fakes.recipe_of_part(template.op, args)
         if recipe is None or template.parts is None:
             return None
@@ -112,7 +114,7 @@ class RepeatedCalls:
     def _template_of(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> CallTemplate | _KnownWrite | None:
-        """How a call like this one was recorded."""
+        """The template for this call, or None."""
         if not self._is_known((args, tuple(kwargs.values()))):
             return None
         if id(op) not in PARTS or kwargs:
@@ -133,7 +135,7 @@ class RepeatedCalls:
         return type(value) not in (tuple, list) or all(map(self._is_known, value))
 
     def _position_after(self, template: CallTemplate) -> _Position:
-        """The position of a template that was not expected."""
+        """The position after the latest one, with a template that was not expected."""
         context = (*self._latest.context[1 - CONTEXT :], template)
         position = self._positions.get(context)
         if position is None:
@@ -155,7 +157,7 @@ class RepeatedCalls:
         return target
 
     def learn(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """``op`` was recorded with this result."""
+        """Store a template for a call that was recorded with this result."""
         if id(op) in PARTS or ops.is_random(op) or not _is_plain((args, tuple(kwargs.values()))):
             return
         if ops.mutates(op):
@@ -175,7 +177,7 @@ class RepeatedCalls:
             return
         if ops.is_view(op):
             parent = self._functional.aliases[id(args[0])]
-            # One more view than the operand has: what is said from the base instead (as_strided) is asked each time.
+            # Only one view more than the operand: a view counted from the base (as_strided) has no template.
             if any(len(alias.chain) != len(parent.chain) + 1 for alias in aliases if alias is not None):
                 return
             views = tuple(alias.chain[-1] for alias in aliases if alias is not None)
@@ -206,7 +208,7 @@ class RepeatedCalls:
 
 
 def _takes_alike(op: OpOverload, functional: OpOverload, given: int) -> bool:
-    """Whether ``functional``, which returns one tensor, means the same as ``op`` by as many positional arguments."""
+    """Whether ``functional`` returns one tensor, and has the same parameters and defaults as ``op``."""
     if ops.is_random(functional) or len(functional._schema.returns) != 1:
         return False
     alike = [[(a.name, a.default_value) for a in one._schema.arguments[given:]] for one in (op, functional)]
@@ -215,7 +217,7 @@ def _takes_alike(op: OpOverload, functional: OpOverload, given: int) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether an argument is made of fake tensors and of constants that say all of themselves."""
+    """Whether an argument consists of fake tensors and of :data:`~fuse.graph.fakes.CONSTANTS`."""
     if type(value) in (tuple, list):
         return all(map(_is_plain, value))
     return type(value) in CONSTANTS or isinstance(value, FakeTensor)

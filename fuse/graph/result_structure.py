@@ -1,9 +1,9 @@
-"""Take a model's result apart into leaves and structure, dataclasses included.
+"""Split a model's result into leaves and structure, dataclasses included.
 
     Answer(scores=t, ids=[u, v])   ->   leaves [t, u, v], and a structure that makes an Answer of three leaves
 
-``torch.utils._pytree`` sees a dataclass as one leaf unless its class is registered, and registering a user's class
-would change what it is to everyone else. So a dataclass travels as a node of our own that remembers the class.
+``torch.utils._pytree`` takes a dataclass for one leaf unless its class is registered, and registering a user's class
+would change it for all other code. So a dataclass becomes a node type of fuse's that remembers the class.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CONSTANTS = (
 
 @dataclasses.dataclass(frozen=True)
 class _Fields:
-    """A dataclass taken apart: its class, and its fields in order."""
+    """A dataclass as its class, and its fields in order."""
 
     cls: type
     values: dict[str, Any]
 
 
 def flatten_result(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """``torch.utils._pytree.tree_flatten``, taught dataclasses that hold tensors; a ``torch.Size`` is one leaf.
+    """``torch.utils._pytree.tree_flatten``, also for dataclasses with tensors; a ``torch.Size`` is one leaf.
 
     >>> Pair = dataclasses.make_dataclass("Pair", ["a", "b"])
     >>> leaves, spec = flatten_result({"pair": Pair(torch.zeros(1), 2)})
@@ -45,7 +45,7 @@ def flatten_result(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def named_parts(result: Any, name: str = "result") -> dict[str, Any]:
-    """Everything in a result by where it stands, whatever class holds it.
+    """All parts of a result by the path to them, for any class of container.
 
     >>> Pair = dataclasses.make_dataclass("Pair", ["a", "b"])
     >>> named_parts((Pair(1, {"x": 2}), [3]))
@@ -58,7 +58,7 @@ def named_parts(result: Any, name: str = "result") -> dict[str, Any]:
 
 
 def parts_of(value: Any) -> dict[str, Any]:
-    """The parts of a container or data object by how the user would spell them; empty for anything else.
+    """The direct parts of a container or data object, by the user's spelling; empty for anything else.
 
     >>> parts_of([4, 5])
     {'[0]': 4, '[1]': 5}
@@ -78,7 +78,7 @@ def parts_of(value: Any) -> dict[str, Any]:
 
 
 def given_host_values(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call is given text, which only Python can read.
+    """Whether an argument of a call contains text, which only Python can process.
 
     >>> given_host_values((["a b", "c"],), {}), given_host_values((torch.ones(2), 3), {})
     (True, False)
@@ -87,7 +87,7 @@ def given_host_values(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_constant(leaf: Any) -> bool:
-    """Whether a leaf of a result can be the very same object in every call: nothing can change it or hide in it.
+    """Whether a leaf of a result can be the same object in every call: it is immutable, and contains no tensor.
 
     >>> is_constant(3), is_constant(torch.float32), is_constant(object()), is_constant({1, 2})
     (True, True, False, False)
@@ -105,7 +105,7 @@ def is_constant(leaf: Any) -> bool:
 
 
 def _opened(result: Any) -> Any:
-    """The same structure with every dataclass that holds a tensor as :class:`_Fields`."""
+    """The same structure, with :class:`_Fields` in place of every dataclass that contains a tensor."""
     leaves, spec = pytree.tree_flatten(result, is_leaf=_is_size)
     return pytree.tree_unflatten([_fields(leaf) if _is_dataclass(leaf) else leaf for leaf in leaves], spec)
 

@@ -1,11 +1,12 @@
-"""Formulas for gradients that lie at one place of a dimension: no scatter, but arithmetic that any kernel holds.
+"""Formulas for gradients at one position of a dimension: elementwise arithmetic, which any kernel can contain, not
+scatter.
 
     h.max(1, keepdim=True)       backward   scatter(zeros, 1, i, g)      ->    where(arange(n) == i, g, 0)
     p.gather(1, target)          backward   scatter_add(zeros, 1, i, g)  ->    0 + where(arange(n) == i, g, 0)
     nll_loss(p, target)          backward   nll_loss_backward(g, ...)    ->    where(arange(n) == target, -w * g, 0)
     h[mask] = row                backward   sum(index(g, [mask]), 0)     ->    sum(where(mask, g, 0), 0)
 
-For the backward pass only: what forward looked up lies within the tensor, or forward raised.
+Only for the backward pass: there all positions are within the tensor, because the forward pass would have raised.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ aten = torch.ops.aten
 
 
 def scattered(whole: Tensor, dim: int, index: Tensor, part: Tensor) -> Tensor:
-    """``whole`` with ``part`` at place ``index`` of ``dim``.
+    """``whole`` with ``part`` at position ``index`` of ``dim``.
 
     >>> scattered(torch.zeros(2, 3), 1, torch.tensor([[1], [2]]), torch.tensor([[5.0], [6.0]]))
     tensor([[0., 5., 0.],
@@ -32,7 +33,7 @@ def scattered(whole: Tensor, dim: int, index: Tensor, part: Tensor) -> Tensor:
 
 
 def scatter_added(whole: Tensor, dim: int, index: Tensor, part: Tensor) -> Tensor:
-    """``whole``, to which ``part`` is added at place ``index`` of ``dim``."""
+    """``whole`` with ``part`` added at position ``index`` of ``dim``."""
     return whole + torch.where(_here(whole, dim, index), part, torch.zeros((), dtype=part.dtype, device=part.device))
 
 
@@ -45,7 +46,10 @@ def of_target(
     ignored: int,
     total: Tensor,
 ) -> Tensor:
-    """The gradient of the negative log-likelihood of ``target``: of one row, of many, or of those of images.
+    """The gradient of the negative log-likelihood loss, for one row, many rows, or images.
+
+    ``gradient``: of the loss. ``whole``: the log-probabilities, for the shape. ``ignored``: the target without a loss.
+    ``total``: the sum of weights, by which a mean is divided.
 
     >>> of_target(torch.ones(()), torch.zeros(2, 3), torch.tensor([1, 7]), None, 2, 7, torch.ones(()))
     tensor([[ 0., -1.,  0.],
@@ -64,7 +68,7 @@ def of_target(
 
 
 def chosen_by_mask(gradient: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """``gradient[mask]`` as far as sums over what the mask chose go: zeros stand where it chose nothing.
+    """``gradient[mask]`` for use in a sum over the chosen elements only: all elements, with zeros where not chosen.
 
     >>> chosen_by_mask(torch.ones(2, 2), [torch.tensor([[True, False], [False, True]])])
     tensor([1., 0., 0., 1.])
@@ -76,7 +80,7 @@ def chosen_by_mask(gradient: Tensor, indices: Sequence[Tensor | None]) -> Tensor
 
 
 def _is_summed(gradient: Tensor, indices: Sequence[Tensor | None]) -> bool:
-    """Whether autograd takes the gradient of values that were written to all that a mask chose, where they were one."""
+    """Whether this is the gradient of one value that was written to all elements chosen by a mask: autograd sums it."""
     node = torch._C._current_autograd_node()
     if node is None or node.name() not in _WRITES or len(node.next_functions) != 2 or _runs_python():
         return False
@@ -90,7 +94,8 @@ def _is_summed(gradient: Tensor, indices: Sequence[Tensor | None]) -> bool:
 
 
 def _runs_python() -> bool:
-    """Whether gradients of the user's own are taken: a node for a write into a view holds one of any kind."""
+    """Whether a ``torch.autograd.Function`` of the user's runs backward: the node of a write into a view may contain
+    one."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
         frame = frame.f_back
@@ -108,17 +113,17 @@ def _here(whole: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 _MEAN = 1
-"""``reduction="mean"`` as ATen has it."""
+"""ATen's number for ``reduction="mean"``."""
 
 FORMULAS: dict[Any, Callable[..., Tensor]] = {aten.scatter.src: scattered, aten.scatter_add.default: scatter_added}
 _WRITES = ("IndexPutBackward0", "torch::autograd::CopySlices")
-"""Nodes of autograd for ``index_put``, into a tensor and into a view of one."""
+"""Autograd's nodes of ``index_put`` into a tensor, and into a view."""
 
 LOSSES = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 
 
 def formula(op: Any, args: tuple[Any, ...]) -> Callable[..., Tensor] | None:
-    """How ``op(*args)`` is computed where each row has one place, or None."""
+    """The function that computes ``op(*args)`` if each row has one position; otherwise None."""
     if op in LOSSES:
         return of_target
     if op is aten.index.Tensor:

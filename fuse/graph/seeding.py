@@ -1,11 +1,11 @@
-"""Follow the state of torch's random number generator through a capture.
+"""Follow the state of torch's random generator through a capture.
 
     forward    state = get_rng_state();  mask = bernoulli(x)         drawn: mask
     backward   set_rng_state(state);     again = bernoulli(x)        again is mask: nothing is drawn a second time
 
-A graph draws from the generator in one order, once. A ``forward`` that puts back a state that it read (checkpointing
-does, around what it computes again) draws the same numbers again, which are values that the graph has already. What
-seeds the generator, or leaves it elsewhere than behind the last number drawn, is refused.
+A graph draws from the generator in one order, once. If ``forward`` restores a state that it read, it draws the same
+numbers again, which the graph already has (checkpointing does this, around the part that it recomputes). Code that
+seeds the generator, or leaves it elsewhere than after the last draw, is refused.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ OF_A_LAYOUT = frozenset(
         aten.randperm.default,
     }
 )
-"""Random operators whose tensors say only where the numbers go."""
+"""Random operators whose tensor arguments determine only the layout of the result."""
 
 
 @dataclass(eq=False)
 class Draws:
-    """The random operators of a graph in order, and how many the generator stands behind."""
+    """The random operators of a graph, in order; ``position``: the number of draws before the generator's present
+    state."""
 
     nodes: list[Node] = field(default_factory=list)
     position: int = 0
-    states: list[tuple[Tensor, int]] = field(default_factory=list)  # what was read, and when
+    states: list[tuple[Tensor, int]] = field(default_factory=list)  # a state that was read, and the position then
     seeded: bool = False
 
     def next(self, op: OpOverload, args: Any, kwargs: Mapping[str, Any], emit: Callable[[], Node]) -> Node:
-        """The node of what a random operator draws here: a new one, or the one that drew these numbers before."""
+        """The node of the next draw: a new one, or an earlier one that drew the same numbers."""
         if self.position == len(self.nodes):
             self.nodes.append(emit())
         else:
@@ -69,7 +70,7 @@ class Draws:
         return state
 
     def refuse_value(self, tensor: Tensor) -> None:
-        """Refuse that a state of the generator is computed with, returned or kept: it is another one in each call."""
+        """Refuse to compute with, return or store a state of the generator: it differs in each call."""
         if any(state is tensor for state, _ in self.states):
             raise CaptureError("forward uses the state of the random number generator; a graph cannot hold that")
 
@@ -85,7 +86,7 @@ class Draws:
 
 @contextlib.contextmanager
 def followed(draws: Draws) -> Iterator[None]:
-    """Let ``draws`` follow what this thread does to the generator; raise at the end if it was seeded.
+    """A context in which ``draws`` follows this thread's use of the generator; raises at its end if it was seeded.
 
     >>> with followed(Draws()):
     ...     state = torch.get_rng_state()
@@ -102,7 +103,7 @@ def followed(draws: Draws) -> Iterator[None]:
 
 
 class _WatchedGenerator:
-    """Stands in for torch's generator where ``torch.manual_seed`` and its kin look for it."""
+    """Replaces torch's generator where ``torch.manual_seed`` and similar functions look for it."""
 
     def __init__(self, generator: torch.Generator, draws: Draws) -> None:
         self.generator = generator
@@ -121,7 +122,7 @@ class _WatchedGenerator:
 
 
 def _layouts(arguments: Any) -> Any:
-    """Arguments with every tensor replaced by its layout."""
+    """``arguments`` with its layout in place of each tensor."""
     if isinstance(arguments, Node):
         value: Tensor = arguments.meta["val"]
         return tuple(value.shape), value.stride(), value.dtype

@@ -1,8 +1,8 @@
-"""Signature of a captured graph: the sources of its inputs, the uses of its outputs, and its writes to inputs.
+"""The signature of a captured graph: the sources of its inputs, the uses of its outputs, and its writes to inputs.
 
-A captured graph is a pure function of its placeholders. Everything that eager did besides computing values (mutating
-an input, returning a view of one, returning the same tensor twice, plain Python values in the output) is written down
-here, and the runtime plays it back.
+A captured graph is a pure function of its placeholders. The signature describes everything that eager does besides
+computing values: mutating an input, returning a view of one, returning the same tensor twice, returning plain Python
+values. The runtime repeats it in each call.
 
     placeholders  ->  graph  ->  values  ->  outputs (values, views, inputs themselves, Python objects)
                                          ->  mutations (values copied back into inputs)
@@ -26,14 +26,13 @@ from fuse.graph.learned import Learning
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Where one placeholder's tensor comes from.
+    """The source of one placeholder's tensor.
 
-    ``argument``: the flattened call arguments, at position ``index``. ``parameter`` and ``buffer``: looked up by
-    ``name`` (qualified, as in ``state_dict``). ``attribute``: the flattened values that the attributes in ``kept`` that
-    are read have before the call, at position ``index``. ``constant``: held in ``value``; a tensor made in
-    ``forward`` from Python numbers, or one that the model holds without having registered it, whose numbers
-    ``may_change`` between calls. A constant that was computed from nothing but numbers has the graph of it as its
-    ``origin``.
+    ``argument``: leaf ``index`` of the flattened call arguments. ``parameter`` and ``buffer``: the tensor called
+    ``name`` (qualified, as in ``state_dict``). ``attribute``: leaf ``index`` of the flattened values that the
+    ``mutated`` attributes which are read have before the call. ``constant``: ``value``, a tensor made in ``forward``
+    from Python numbers, or an unregistered tensor of the model, whose numbers ``may_change`` between calls. ``origin``:
+    the graph of a constant that was computed from numbers alone.
     """
 
     kind: Literal["argument", "parameter", "buffer", "attribute", "constant"]
@@ -72,12 +71,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """The kind of one leaf of the model's result.
+    """The source of one leaf of the model's result.
 
     ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same
     tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``number``: the Python number in
-    leaf ``index``; ``python``: the plain object ``value``. With ``view`` the leaf is a new tensor with that layout on
-    the memory of the named one, so that aliases between outputs, and between outputs and inputs, are eager's.
+    leaf ``index``; ``python``: the plain object ``value``. With a ``view``, the leaf is a new tensor with that layout
+    on the memory of that tensor, so that outputs and inputs share memory as in eager mode.
     """
 
     kind: Literal["graph", "input", "repeat", "number", "python"]
@@ -96,9 +95,9 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute ``name``, or a buffer of that name, of the submodule with the qualified name ``owner``.
+    """The attribute or buffer ``name`` of the submodule with the qualified name ``owner``.
 
-    ``entries``: not the attribute itself, but what the dictionary holds that it is.
+    ``entries``: not the attribute itself, but the contents of the dictionary in it.
     """
 
     owner: str
@@ -113,9 +112,9 @@ class Attribute:
 class MutatedAttribute:
     """An attribute that ``forward`` assigns, in this call or in others.
 
-    Where it is ``read``, its value before the call decides, by structure, layout and plain values, whether the graph
-    serves the call. Where it is ``assigned``, the result's leaves end with its new value. A ``counted`` one is an
-    ``int`` that is only added to.
+    ``read``: the graph serves only calls in which its value has the same structure, layouts and plain values.
+    ``assigned``: its new value is at the end of the result's leaves. ``counted``: it is an ``int`` that is only added
+    to.
     """
 
     attribute: Attribute
@@ -126,14 +125,14 @@ class MutatedAttribute:
 
 @dataclass(frozen=True)
 class Advance:
-    """In the place of a new value: attribute ``which`` in ``kept``, as it was before the call, plus ``delta``."""
+    """A new value of a count: attribute number ``which`` in ``mutated``, as before the call, plus ``delta``."""
 
     which: int
     delta: int
 
 
 class Dispatch(NamedTuple):
-    """One operator that eager dispatched, in order, as recorded before any rewriting (views included)."""
+    """One operator that eager dispatched, views included, as recorded before any rewriting."""
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -144,12 +143,12 @@ class Dispatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Signature:
-    """The promise of one captured graph; found in ``graph.meta["signature"]``.
+    """The signature of one captured graph, in ``graph.meta["signature"]``.
 
-    With ``kept`` attributes, ``outputs`` and ``out_spec`` are of the pair (result, values to assign in their order).
-    With ``learning`` they are of the pair (values that tell what was learned, all that). Where ``eagers`` is false,
-    eager dispatches other operators than ``dispatches``, which depend on values (packed sequences). ``context``: the
-    context variables that ``forward`` may read, and their values.
+    With ``mutated`` attributes, ``outputs`` and ``out_spec`` describe the pair (result, values to assign). With
+    ``learning``, they describe the pair (confirming values, all that). ``eagers``: whether ``dispatches`` are eager's;
+    for packed sequences, eager's depend on values. ``context``: the context variables that ``forward`` may read, with
+    their values.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -157,7 +156,7 @@ class Signature:
     out_spec: TreeSpec
     mutations: tuple[Mutation, ...]
     dispatches: tuple[Dispatch, ...]
-    kept: tuple[MutatedAttribute, ...] = ()
+    mutated: tuple[MutatedAttribute, ...] = ()
     learning: Learning | None = None
     eagers: bool = True
     context: tuple[tuple[ContextVar[Any], Any], ...] = ()

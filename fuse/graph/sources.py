@@ -1,8 +1,8 @@
-"""The user's file and line that an operator comes from.
+"""The user's file and line of an operator.
 
-The innermost Python frame outside torch, outside this package and outside generated code is the line that a user would
-name. Verdicts on file names are remembered: asking costs about a microsecond an operator. While ``modules_of`` lasts,
-lines also know the module that was running.
+This is the innermost Python frame outside of torch, of this package and of generated code. Whether a file is the user's
+is stored: asking costs about a microsecond for each operator. Within ``modules_of``, lines also know the running
+module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 
 
 class Line(str):
-    """A line as reports spell it, ``"model.py:41"``, that knows the whole path of its file, and the module that ran.
+    """A line as in reports, ``"model.py:41"``, with the path of its file and the running module.
 
     >>> line = line_at("/home/me/model.py", 41, "encoder.layers.3")
     >>> line, line.path, line.number, line.module
@@ -43,14 +43,14 @@ class Line(str):
 
 @lru_cache(maxsize=65536)
 def line_at(path: str, number: int, module: str = "") -> Line:
-    """The line of that number, in the file at ``path``."""
+    """The line with that number in the file at ``path``."""
     line = Line(f"{os.path.basename(path)}:{number}")
     line.path, line.number, line.module = path, number, module
     return line
 
 
 class _CurrentModule(threading.local):
-    """The path of the module that this thread runs; empty where nobody asked."""
+    """The path of the module that this thread runs; empty outside of ``modules_of``."""
 
     module = ""
 
@@ -60,7 +60,7 @@ _running = _CurrentModule()
 
 @contextlib.contextmanager
 def modules_of(model: nn.Module) -> Iterator[None]:
-    """As long as this lasts, lines know which module of ``model`` was running.
+    """A context in which lines know which module of ``model`` is running.
 
     >>> lines = []
     >>> class Noted(nn.Identity):
@@ -73,7 +73,7 @@ def modules_of(model: nn.Module) -> Iterator[None]:
     """
     names = {id(module): name for name, module in model.named_modules()}
     outer: list[str] = []
-    thread = threading.get_ident()  # hooks are called in all threads
+    thread = threading.get_ident()  # the hooks run in all threads
 
     def enter(module: nn.Module, _args: Any) -> None:
         if threading.get_ident() == thread:
@@ -95,7 +95,7 @@ def modules_of(model: nn.Module) -> Iterator[None]:
 
 @lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
-    """Whether a line of this file is one that the user wrote (or at least installed).
+    """Whether the user wrote (or at least installed) this file.
 
     >>> is_users(torch.__file__), is_users("/home/me/model.py"), is_users("<string>")
     (False, True, False)
@@ -110,7 +110,7 @@ def is_users(filename: str) -> bool:
 def user_line() -> str:
     """``"model.py:41"`` for the caller's innermost user frame, or ``""``.
 
-    Where a traced graph is interpreted, that is the frame its node was traced in.
+    While a traced graph is interpreted, this is the line in which the node was traced.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -131,7 +131,7 @@ def user_line() -> str:
 
 _Lines = tuple[CodeType, dict[tuple[int, str], Line] | None]
 _lines: dict[int, _Lines] = {}
-"""By the ``id`` of code, which is held: its lines by instruction and module; None where a user did not write it."""
+"""``id`` of a code object -> the object, and its lines by instruction and module; None if it is not the user's code."""
 _MOST_CODE = 16384
 
 
@@ -145,7 +145,7 @@ def _lines_of(code: CodeType) -> _Lines:
 
 @lru_cache(maxsize=4096)
 def line_traced(stack: str) -> str:
-    """The innermost user's line in a stack as it is printed.
+    """The innermost user's line in a printed stack.
 
     >>> line_traced('  File "/home/me/model.py", line 5, in forward\\n    y = self.layer(x)')
     'model.py:5'
@@ -155,7 +155,7 @@ def line_traced(stack: str) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """The user's line in an exception's traceback, as :func:`user_line` spells it."""
+    """The user's line in an exception's traceback, as in :func:`user_line`."""
     for entry in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users(entry.filename):
             return f"{os.path.basename(entry.filename)}:{entry.lineno}"

@@ -1,4 +1,4 @@
-"""Arithmetic on strides. torch has the same for symbolic sizes, which imports sympy for sizes that are numbers here."""
+"""Arithmetic on strides, in elements. torch's own functions import sympy for symbolic sizes, which are not used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps, the dimensions in ``order`` from the innermost on.
+    """Strides without gaps; ``order`` lists the dimensions from the innermost to the outermost.
 
     >>> dense_strides((4, 2, 8), (1, 2, 0))
     (16, 1, 2)
@@ -30,7 +30,7 @@ def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements of ``tensor`` fill their memory without gap or overlap, in whatever order.
+    """Whether the elements of ``tensor`` fill its memory without gap or overlap, in any order.
 
     >>> import torch
     >>> x = torch.empty(3, 4)
@@ -52,7 +52,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
-    """The shape that all ``shapes`` are repeated to, or None where there is none.
+    """The shape to which all ``shapes`` broadcast, or None.
 
     >>> broadcast([(4, 1), (8,)]), broadcast([(4,), (8,)])
     ((4, 8), None)

@@ -1,11 +1,11 @@
-"""Let somebody else make the calls of some submodules, in this thread, while their model runs eager.
+"""Let a handler make the calls of some submodules, in this thread, while their model runs eager.
 
     model(x)          ->      before.forward(x)        ->  handler("before", forward, (x,), {})
                               odd(h)                       runs as it is
                               after.forward(h)         ->  handler("after", forward, (h,), {})
 
-The method is replaced in the object, for as long as anybody wants it, by one that asks for a handler of the thread that
-calls it.
+The submodule's ``forward`` is replaced as long as any thread has a handler for it. The replacement asks for the handler
+of the calling thread.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from fuse.graph.object_contents import attributes_of, class_dict, mro
 from fuse.graph.reachable_state import reached_by
 
 Handler = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Makes a call of a submodule: told its path, its ``forward``, and what that is given."""
+"""``handler(path, forward, args, kwargs)`` makes a call of the submodule at ``path``."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def runs_by_itself(model: nn.Module, path: str) -> bool:
-    """Whether nothing but calls of the ``forward`` of its class leads into the submodule at ``path``, as far as can be
-    seen: it has no hooks, and shares no module, parameter or buffer with the rest of the model."""
+    """Whether the submodule at ``path`` is reached only by calls of its class's ``forward``, as far as can be seen.
+
+    It then has no hooks, and shares no module, parameter or buffer with the rest of the model.
+    """
     module = model.get_submodule(path)
     cls = type(module)
     if isinstance(module, torch.jit.ScriptModule) or cls.forward is nn.Module.forward or not is_plainly_called(module):
@@ -51,7 +53,7 @@ def runs_by_itself(model: nn.Module, path: str) -> bool:
 
 
 def is_plainly_called(module: nn.Module) -> bool:
-    """Whether a call of the module is one of its class's ``forward`` and nothing else."""
+    """Whether calling ``module`` runs the ``forward`` of its class and nothing else."""
     hooked = any(getattr(module, hooks) for hooks in HOOKS)
     return not hooked and "forward" not in module.__dict__ and module._compiled_call_impl is None
 
@@ -62,7 +64,7 @@ def _own(module: nn.Module) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def diverted(model: nn.Module, paths: Sequence[str], handler: Handler) -> Iterator[None]:
-    """Let ``handler`` make, in this thread, the calls of ``forward`` of submodules.
+    """A context in which ``handler`` makes the calls of the submodules at ``paths``, in this thread.
 
     >>> model = nn.Sequential(nn.Tanh(), nn.ReLU())
     >>> with diverted(model, ["0"], lambda path, forward, args, kwargs: 7):
@@ -88,12 +90,12 @@ class _Handlers(threading.local):
 
 _handlers = _Handlers()
 _lock = ForkedLock()
-_replacements: dict[int, int] = {}  # id of a module whose forward is replaced -> by how many
+_replacements: dict[int, int] = {}  # id of a module whose forward is replaced -> the number of users
 
 
 @contextlib.contextmanager
 def _replaced(module: nn.Module) -> Iterator[None]:
-    """As long as anybody wants it, ``module.forward`` asks for a handler of the thread that calls it."""
+    """A context in which ``module.forward`` asks for the handler of the calling thread."""
     with _lock:
         _replacements[id(module)] = _replacements.get(id(module), 0) + 1
         module.__dict__["forward"] = ReplacedForward(module)
@@ -108,18 +110,18 @@ def _replaced(module: nn.Module) -> Iterator[None]:
 
 
 class ReplacedForward:
-    """In the place of the method ``module.forward``, and like it for whoever looks at it."""
+    """The replacement of the method ``module.forward``; it has the method's attributes."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # by Dynamo, which cannot look into handlers
+        if torch.compiler.is_compiling():  # Dynamo cannot trace handlers
             return type(self._module).forward(self._module, *args, **kwargs)
         return _forward(self._module, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_module":  # while it is made by copy
+        if name == "_module":  # during a copy
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
@@ -130,8 +132,10 @@ class ReplacedForward:
 
 @contextlib.contextmanager
 def own_forward(module: nn.Module) -> Iterator[bool]:
-    """Within a handler for ``module``, let its ``forward`` be that of its class again. Whether it is: not where another
-    thread has replaced it, too."""
+    """A context within a handler in which ``module.forward`` is the class's again.
+
+    Yields whether it is: not if another thread has replaced it, too.
+    """
     handlers = _handlers.by_module
     with _lock:
         alone = _replacements.get(id(module)) == 1

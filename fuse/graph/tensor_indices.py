@@ -1,9 +1,9 @@
-"""Look-ups at positions that tensors hold, of which nothing is learned.
+"""Look-ups at indices that tensors contain, without learning the indices.
 
     B[:, obs[t]]        eager reads the number obs[t], and returns a view       ->      index(B, [None, obs[t]])
 
-The graph then serves whatever ``obs`` holds. The result is a new tensor where eager's is a view of ``B``: if either is
-written afterwards, or the model returns it, the call is recorded again and learns the number.
+The graph then serves any ``obs``. The result is a new tensor, where eager's is a view of ``B``. If either is written
+afterwards, or the model returns the result, the call is recorded again and learns the number.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fuse.graph.read_numbers import is_number
 aten = torch.ops.aten
 
 _PLAIN = frozenset((int, slice, type(None), EllipsisType))
-"""Parts of an index that make views."""
+"""Types of index parts that make views."""
 _POSITIONS = frozenset((torch.int64, torch.int32))
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """``of`` is what was looked up in, in its ``version``, and ``result`` what was found."""
+class _IndexCopy:
+    """A look-up: ``result`` was copied from ``of`` at its ``version``."""
 
     of: Base
     version: int
@@ -36,16 +36,16 @@ class _Copy:
 
 
 @dataclass
-class Copies:
-    """Results of look-ups that are views in eager mode."""
+class IndexCopies:
+    """Look-ups whose results are views in eager mode."""
 
-    made: list[_Copy] = field(default_factory=list)
+    made: list[_IndexCopy] = field(default_factory=list)
 
     def add(self, of: Base, result: Base) -> None:
-        self.made.append(_Copy(of, of.version, result))
+        self.made.append(_IndexCopy(of, of.version, result))
 
-    def are_told_apart(self, returned: Sequence[Base]) -> bool:
-        """Whether anybody may see that they are no views: one is among what is ``returned``, or was written to."""
+    def are_visible(self, returned: Sequence[Base]) -> bool:
+        """Whether the caller could notice that results are no views: one is ``returned``, or memory was written."""
         given = set(map(id, returned))
         return any(
             copy.of.version != copy.version or copy.result.version or id(copy.result) in given for copy in self.made
@@ -53,22 +53,21 @@ class Copies:
 
 
 def positions_in(index: Any) -> list[Any]:
-    """The positions in an index that would be read, each a tensor or a number that was read; none where the rest of it
-    is not for views."""
+    """The parts of an index that are tensors or Numbers; none if any other part does not make a view."""
     parts = index if type(index) is tuple else (index,)
     found = [part for part in parts if is_position(part)]
     return found if all(type(part) in _PLAIN or is_position(part) for part in parts) else []
 
 
 def is_position(part: Any) -> bool:
-    """Whether ``part`` of an index is an integer that a tensor holds."""
+    """Whether ``part`` of an index is an integer in a tensor."""
     if is_number(part):
         return isinstance(part, int)
     return isinstance(part, Tensor) and part.dim() == 0 and part.dtype in _POSITIONS
 
 
 def viewed(tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> tuple[Tensor, list[int]]:
-    """``tensor`` at an index without its positions, and the dimensions of it that they are for.
+    """``tensor`` indexed by the other parts of ``index``, and the dimensions of it that the tensor parts index.
 
     >>> from torch import empty, tensor
     >>> made, dims = viewed(empty(2, 3, 4, 5), (0, ..., tensor(1), None, slice(2)), lambda x, index: x[index])
@@ -91,7 +90,7 @@ def viewed(tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) ->
 
 
 def looks_like_view(table: Tensor, dims: Sequence[int], indices: Sequence[Tensor | None]) -> bool:
-    """Whether views of the copy can be taken, and lie, as those of eager's view; run on fake tensors."""
+    """Whether a copy can be viewed like eager's view, because its strides are alike; runs on fake tensors."""
     view = table
     for dim in reversed(dims):
         view = view.select(dim, 0)

@@ -1,9 +1,9 @@
-"""Functions that ``torch.compile`` made run as they were written while a call is recorded.
+"""Run functions made by ``torch.compile`` as they were written, while a call is recorded.
 
     self.act = torch.compile(act); self.act(x)      ->      act(x)
 
-Dynamo would trace the recorder itself, and fail with messages of its own. A call within a region that Dynamo compiles
-is left alone: there Dynamo is not asked again.
+Dynamo would trace the recorder itself, and fail with messages of its own. A call inside a region that Dynamo compiles
+is unchanged, because Dynamo does not start again there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fuse.graph.patched import patched
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """As long as this lasts, compiled functions are plain ones, for one thread at a time.
+    """A context in which compiled functions run as plain functions; for one thread at a time.
 
     >>> double = torch.compile(lambda x: x * 2, backend="eager")
     >>> with uncompiled():
@@ -31,13 +31,13 @@ def uncompiled() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
             _ignored(stack)
-        else:  # there is no compiled function yet, and the import takes a second
+        else:  # no function is compiled yet, and importing Dynamo takes a second
             stack.enter_context(patched(torch, {"compile": _compiling(torch.compile, stack)}))
         yield
 
 
 def _compiling(compiling: Any, stack: contextlib.ExitStack) -> Any:
-    """``torch.compile`` for a model that calls it, which imports Dynamo."""
+    """``torch.compile`` for a model that calls it during the recording; it imports Dynamo."""
 
     def compile(*args: Any, **kwargs: Any) -> Any:
         made = compiling(*args, **kwargs)

@@ -1,10 +1,10 @@
-"""Checks of values that ATen leaves out for fake tensors, put back while a call is recorded.
+"""Record checks of values that ATen leaves out for fake tensors.
 
     one_hot(x, 4)      eager raises for -1 and 4, a fake tensor never does
                        ->  _assert_async(((x >= 0) & (x < 4)).all()), then one_hot
 
-The functions are composites, which reach a dispatch mode taken apart. So for the time of a recording they have a kernel
-of ours at the key of autograd, where they are still whole.
+These functions are composites, which reach a dispatch mode only after they are decomposed. So during a recording they
+have a kernel of ours at the autograd key, where they are still whole.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CHECKS: dict[OpOverload, Check] = {
 
 
 def check_values(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Record the check that belongs to ``op``, if there is one.
+    """Record the check of values for ``op``, if it has one.
 
     >>> check_values(aten.relu.default, (torch.ones(2),), {})
     """
@@ -53,17 +53,17 @@ def check_values(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 _RECORDING: list[_Record] = []
-"""The recorders of checks, the innermost last: a loop's step is recorded within another recording. One thread
-captures at a time."""
+"""The recorders of checks, the innermost last: a loop's step is recorded within another recording. One thread captures
+at a time."""
 
 
 @contextlib.contextmanager
 def values_checked(record: _Record) -> Iterator[None]:
-    """Within, ``record`` is called before each function that leaves out a check of the values of fake tensors."""
+    """A context that calls ``record`` before each function that does not check the values of fake tensors."""
     _RECORDING.append(record)
     try:
         with contextlib.ExitStack() as layers:
-            if len(_RECORDING) == 1:  # torch warns of a kernel that takes the place of another
+            if len(_RECORDING) == 1:  # torch warns about a kernel that replaces another
                 kernels = layers.enter_context(torch.library._scoped_library("aten", "IMPL"))
                 for op in _CHECKS:
                     kernels.impl(op, functools.partial(_checked, op), "AutogradCPU")
@@ -73,7 +73,7 @@ def values_checked(record: _Record) -> Iterator[None]:
 
 
 def _checked(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(args[0], FakeTensor):  # other threads have none, and compute meanwhile
+    if isinstance(args[0], FakeTensor):  # other threads use these functions meanwhile, with real tensors
         _RECORDING[-1](op, args, kwargs)
         if op is aten.one_hot.default and len(args) > 1 and args[1] > 0 and args[0].dtype == torch.int64:
             return _one_hot(*args)
@@ -81,6 +81,6 @@ def _checked(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def _one_hot(index: Tensor, num_classes: int) -> Tensor:
-    """Ones where a class is ``index``'s, as ATen has it for fake tensors, but contiguous, as eager's new zeros are."""
+    """``one_hot`` as ATen computes it for fake tensors, but contiguous like eager's."""
     classes = torch.arange(num_classes, device=index.device)
     return (index.unsqueeze(-1) == classes).to(torch.int64, memory_format=torch.contiguous_format)

@@ -1,13 +1,12 @@
-"""Follow what ``forward`` reads from tensors while it is recorded.
+"""Follow the values that ``forward`` reads from tensors while it is recorded.
 
-    if (x > 0).any():        the value is computed from the call's inputs (evaluating.py), Python goes on with it
-                             learned: its truth (learned.py); the node becomes one more result of the graph
+    if (x > 0).any():        the value is computed from the call's inputs (evaluating.py), and Python goes on with it
+                             learned: a boolean (learned.py); its node becomes one more result of the graph
     x / x.max().item()       a number that stands for its node (read_numbers.py); nothing is learned
-    x[x > 0]                 the operator runs on the call's values; its size is learned
-    x[t[0]]                  an operator that looks up; nothing is learned (tensor_indices.py)
+    x[x > 0]                 the operator runs on the call's values; the size of its result is learned
+    x[t[0]]                  a look-up operator; nothing is learned (tensor_indices.py)
 
-Reads arrive as methods of fake tensors, which are replaced for the time of a capture, or as the operators that make a
-Python value of a tensor.
+Reads arrive as methods of fake tensors, which are replaced during a capture, or as operators that return Python values.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from fuse.graph.masked_elements import MaskSelections, selects_by_mask
 from fuse.graph.patched import patched
 from fuse.graph.read_numbers import WantsPlain, is_number, known, node_of, read_number
 from fuse.graph.sources import user_line
-from fuse.graph.tensor_indices import Copies, looks_like_view, positions_in, viewed
+from fuse.graph.tensor_indices import IndexCopies, looks_like_view, positions_in, viewed
 
 aten = torch.ops.aten
 
 LARGEST_LIST = 64
-"""Elements of a list of numbers; larger ones are learned as a whole."""
+"""The most elements of a list of separate Numbers; larger lists are learned as a whole."""
 
 _CONDITIONAL = "_hop_compile_and_call"
-"""What runs torch.cond and its kin; torch 2.11 has it not: there these stay what a graph cannot hold."""
+"""The function that runs ``torch.cond`` and similar operators. torch 2.11 lacks it; there they cannot be captured."""
 
 READS = frozenset({aten._local_scalar_dense.default, aten.allclose.default, aten.equal.default})
-"""Operators that make a Python value of a tensor."""
+"""Operators that return a Python value of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,10 @@ class _Fact:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a recording begins with: ``given`` finds the tensor that a placeholder stands for, ``known`` the tensor that
-    the graph knows for one that an operator received, ``fixed`` are placeholders of the program's own numbers.
+    """The inputs of a recording.
+
+    ``given``: returns the real tensor of a placeholder. ``known``: returns the fake tensor that the graph knows for an
+    operand. ``fixed``: placeholders of the program's own numbers.
     """
 
     given: Callable[[Node], Tensor]
@@ -73,8 +74,10 @@ class Inputs:
 
 
 class Reader:
-    """What one recording reads. ``plain``: numbers are learned as soon as they are read. What depends on no input is
-    the same in each call, and nothing is learned of it. With ``gradients``, every size is learned: autograd reads it.
+    """The reads of one recording.
+
+    ``plain``: numbers are learned as soon as they are read. With ``gradients``, every size is learned, because autograd
+    reads it. A value that depends on no input is the same in each call, and is not learned.
     """
 
     def __init__(
@@ -91,22 +94,22 @@ class Reader:
         self.plain = plain
         self.closed = False
         self._finished = False
-        self.stands_in = False  # whether a number was handed out that is not plain
+        self.gave_symbols = False  # whether forward got a Number, or a copy in place of a view
         self.trouble: CaptureError | None = None
         self.facts: dict[tuple[Node, Guard], _Fact] = {}
         self._known = inputs.known
         self._evaluation = Evaluation(inputs.given, functional.draws)
         self._keys = Keys(functional.draws, inputs.given, inputs.fixed)
         self._varying = Varying(inputs.fixed)
-        self._read: list[str] = []  # lines, one for each read
-        self._sized: list[tuple[Tensor, Tensor]] = []  # stand-ins, and what they stand for
-        self._counted: set[Node] = set()  # masks that chose something
+        self._read: list[str] = []  # the user's line of each read
+        self._sized: list[tuple[Tensor, Tensor]] = []  # fake tensors, with their values in this call
+        self._counted: set[Node] = set()  # masks whose number of chosen elements is known in this call
         self._gradients = gradients
         self._dispatches = dispatches
-        self._copies = Copies()
+        self._copies = IndexCopies()
         self._chosen = MaskSelections(self._node, self._keys.of, self._learn_size)
         self.compact = self._chosen.sources
-        """Tensors whose size nobody has learned yet."""
+        """Tensors whose size is not learned yet."""
 
     # ---- for numbers -------------------------------------------------------------------------------------------------
 
@@ -115,16 +118,16 @@ class Reader:
             return self.functional.emit(op, args, kwargs)
 
     def truth(self, node: Node) -> bool:
-        """The truth of ``node``, a bool of no dimensions, which is learned."""
+        """The value of ``node``, a boolean without dimensions, which is learned."""
         found: bool = self._learn(node, "truth", lambda value: bool(value.item()))
         return found
 
     def number(self, node: Node) -> Any:
-        """The number that ``node`` is, which is learned."""
+        """The value of ``node``, a number, which is learned."""
         return self._learn(node, "number", Tensor.item)
 
     def tensor(self, node: Node) -> Tensor:
-        """A tensor that stands for ``node``."""
+        """A fake tensor for ``node``."""
         held: Tensor = node.meta["val"]
         with self.aside():
             tensor = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
@@ -140,7 +143,7 @@ class Reader:
         return self.truth(self._scalar(node))
 
     def item(self, tensor: Tensor, plain: bool = False) -> Any:
-        """``tensor.item()``; ``plain``: the number itself is wanted."""
+        """``tensor.item()``: a plain number if ``plain``, otherwise a :class:`Number`."""
         if tensor.dtype is torch.bool:
             return self.truth_of(tensor)
         node = self._scalar(self._begin(tensor))
@@ -150,11 +153,11 @@ class Reader:
         converted = node if tensor.dtype is wide else self.emit(aten._to_copy.default, node, dtype=wide)
         if plain or self.plain or not self._varying.of(node):
             return self.number(converted)
-        self.stands_in = True
+        self.gave_symbols = True
         return read_number(self, converted, self._number(converted), node)
 
     def whole(self, tensor: Tensor) -> int:
-        """``int(tensor)``: what is learned of a real number is what is left when it is cut."""
+        """``int(tensor)``: for a real number, its integer part is learned."""
         if tensor.dtype is torch.bool or not tensor.is_floating_point():
             return int(self.item(tensor, plain=True))
         node = self._scalar(self._begin(tensor))
@@ -173,7 +176,7 @@ class Reader:
             with _disable_current_modes():
                 return values.tolist()
         node = self._begin(tensor)
-        self.stands_in = True
+        self.gave_symbols = True
 
         def parts(node: Node) -> list[Any]:
             value: Tensor = node.meta["val"]
@@ -186,7 +189,7 @@ class Reader:
         return parts(node)
 
     def values(self, tensor: Tensor) -> Tensor:
-        """All values of ``tensor``, which are learned, in a tensor with data."""
+        """A real tensor with the values of ``tensor``, all of which are learned."""
         node = self._begin(tensor)
         found: Tensor = self._learn(node, "values", Tensor.clone)
         with _disable_current_modes():
@@ -216,15 +219,16 @@ class Reader:
         return self.truth(self.emit(aten.all.default, close))
 
     def sized(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: Exception) -> Any:
-        """What ``op`` returns, of which only its operands' values say the layout, or code that knows no stand-ins.
+        """The fake result of an operator whose result layout depends on the values of its operands, or that needs real
+        tensors.
 
-        ``why`` the fake mode did not say it.
+        ``why``: the error of the fake mode, raised again if this does not help.
         """
         if ops.mutates(op) or ops.is_view(op) or (self.closed and not self._is_counted(op, args)):
             raise why
         nodes = self.functional.nodes(args), self.functional.nodes(kwargs)
         with self._troubled():
-            if self.closed:  # a gradient, whose values nobody knows
+            if self.closed:  # a gradient, whose values are unknown
                 mask = self._evaluation.value(nodes[0][1][0])
                 with _disable_current_modes():
                     like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype)
@@ -245,12 +249,12 @@ class Reader:
         return fakes[0] if isinstance(found, Tensor) else type(found)(fakes)
 
     def _is_counted(self, op: OpOverload, args: tuple[Any, ...]) -> bool:
-        """Whether ``op`` takes what a mask chooses of which it was learned before how many that are."""
+        """Whether ``op`` selects elements by a mask whose number of chosen elements is known."""
         return selects_by_mask(op, args) and self._node(args[1][0]) in self._counted
 
     def recorded(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """``op`` is part of the record now. The sizes that :meth:`sized` found for it are learned, at once or as soon
-        as somebody may know them."""
+        """Note that ``op`` was recorded. Sizes found by :meth:`sized` are learned now, or when a function may read
+        them."""
         if not self._sized:
             self._chosen.follow(op, args, kwargs, result)
             return
@@ -280,7 +284,7 @@ class Reader:
         return self.equal(*args) if op is aten.equal.default else self.close_to(*args, **kwargs)
 
     def looked_up(self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
-        """``tensor[index]``, whose positions are integers that tensors hold; None where these have to be learned."""
+        """``tensor[index]`` as a look-up, if the index has integers in tensors; None if these must be learned."""
         found = positions_in(index)
         tensors = [one for one in found if isinstance(one, Tensor)]
         ours = all(isinstance(one, FakeTensor) and one.fake_mode is self.fake_mode for one in tensors)
@@ -292,7 +296,7 @@ class Reader:
         table, dims = viewed(tensor, index, view)
         sizes = [table.shape[dim] for dim in dims]
         if not all(-size <= self._number(node) < size for node, size in zip(nodes, sizes, strict=True)):
-            return None  # which raises
+            return None  # out of bounds: indexing with the learned numbers raises
         positions: list[Tensor | None] = [None] * (dims[-1] + 1)
         for dim, one, node in zip(dims, found, nodes, strict=True):
             positions[dim] = self.tensor(node) if is_number(one) else one
@@ -304,7 +308,7 @@ class Reader:
         count = len(self._dispatches)
         result: Tensor = aten.index.Tensor(table, positions)
         del self._dispatches[count:]  # eager returns a view
-        self.stands_in = True
+        self.gave_symbols = True
         aliases = self.functional.aliases
         self._copies.add(aliases[id(self._known(table))].base, aliases[id(self._known(result))].base)
         return result
@@ -312,17 +316,18 @@ class Reader:
     # ---- at the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """No more is recorded for numbers."""
+        """End the recording of Numbers."""
         self.closed = True
         if self.trouble is not None:
             raise self.trouble
 
     def finish(self, leaves: Sequence[Any]) -> tuple[tuple[Tensor, ...], Learning, dict[Node, int]]:
-        """Tensors for what was learned and for the numbers among ``leaves``; what was learned; where numbers are."""
+        """End the reads: tensors for the learned values and for the Numbers among ``leaves``, the learned values, and
+        the position of the tensor of each Number's node."""
         for leaf in leaves:
             self._chosen.learn(leaf)
         returned = [self._known(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-        if self._copies.are_told_apart([self.functional.aliases[id(tensor)].base for tensor in returned]):
+        if self._copies.are_visible([self.functional.aliases[id(tensor)].base for tensor in returned]):
             raise WantsPlain
         self._finished = True
         self._chosen.forget()
@@ -355,7 +360,7 @@ class Reader:
     # ---- how ---------------------------------------------------------------------------------------------------------
 
     def _begin(self, tensor: Tensor) -> Node:
-        """The node of what ``tensor`` is now; a read of it at the user's line."""
+        """The node of the present value of ``tensor``; notes a read at the user's line."""
         self.functional.source = user_line()
         self._read.append(self.functional.source)
         self._chosen.learn(tensor)
@@ -387,7 +392,7 @@ class Reader:
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """A capture error in here ends the recording, even where the user's code catches it."""
+        """A context in which a capture error ends the recording, even if the user's code catches it."""
         try:
             yield
         except CaptureError as error:
@@ -396,20 +401,20 @@ class Reader:
 
     @contextlib.contextmanager
     def _troubled(self) -> Iterator[None]:
-        """An error while values are computed ends the recording, even if the user's code catches it."""
+        """A context in which an error while values are computed ends the recording, even if the user catches it."""
         try:
             yield
         except CaptureError as error:
             self.trouble = error
             raise
-        except Exception as error:  # what the operators raise for these values
+        except Exception as error:  # an error of the operators for these values
             text = (str(error).splitlines() or [""])[0]
             self.trouble = CaptureError(f"the value read at {user_line()} raises {type(error).__name__}: {text}")
             raise self.trouble from error
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Beside the recording: operators run on fake tensors, and nobody sees them."""
+        """A context outside of the recording: operators run on fake tensors, and are not recorded."""
         with _disable_current_modes(), self.fake_mode, torch.no_grad(), without_autocast():
             yield
 
@@ -419,7 +424,7 @@ def _is_plain(part: Any) -> bool:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype that represents every number of ``dtype`` as Python does, or None."""
+    """The dtype that represents every number of ``dtype`` as Python does; None if there is none."""
     if dtype.is_floating_point:
         return torch.float64
     return None if dtype.is_complex or dtype in (torch.bool, torch.uint64) else torch.int64
@@ -427,7 +432,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype | None:
 
 @contextlib.contextmanager
 def reads_followed(reader: Reader) -> Iterator[None]:
-    """Let ``reader`` answer, in this thread, what fake tensors are asked for their values."""
+    """A context in which ``reader`` handles this thread's reads of fake tensors' values."""
     thread = threading.get_ident()
 
     def asked(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -451,7 +456,7 @@ def reads_followed(reader: Reader) -> Iterator[None]:
                 return found
         return original(tensor, index)
 
-    # Before torch 2.13 the functions compile themselves, in this environment: they are not followed.
+    # Before torch 2.13 these functions compile themselves here, and cannot be followed.
     conditional = _CONDITIONAL if hasattr(_higher_order, _CONDITIONAL) else "setup_compilation_env"
     compiled: Any = getattr(_higher_order, conditional)
 
@@ -468,7 +473,7 @@ def reads_followed(reader: Reader) -> Iterator[None]:
 
 
 def _numpy(reader: Reader, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """An array that nobody can write to: the tensor would not hold what is written."""
+    """A read-only array: a write to it would not reach the tensor."""
     if tensor.requires_grad and not kwargs.get("force"):
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
     values = reader.values(tensor)

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from fuse.devices import without_autocast
 from fuse.errors import FaultWarning
 from fuse.graph.fakes import out_of_inference
-from fuse.graph.garbage_collection import without_collecting
+from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
 from fuse.rewrite.recording import PassRecorder, recording
@@ -55,7 +55,7 @@ def run_passes(
     failed: list[Failed] = []
     while True:
         try:
-            with without_collecting(), out_of_inference(), without_autocast():
+            with without_garbage_collection(), out_of_inference(), without_autocast():
                 builder = _run(graph, chosen, fuel, record)
         except _PassFailed as failure:
             failed.append(_described(failure))

@@ -4,9 +4,9 @@
         build()                             nodes 21, 9, 7, 8 touched
         recorder.rewritten(1, ...)          rows of these four are told anew, and compared with what they were
 
-A graph is changed in few watched_methods: nodes are created, erased, moved, get other arguments, other attributes or metadata; and
-modules get other submodules. While a recording lasts, the methods of torch through which all of these go note what they
-touch. Nothing is noted, and nothing costs anything, at any other time.
+A graph changes in few ways: nodes are created, erased, moved, and get other arguments, attributes or metadata; modules
+get other submodules. During a recording, the methods of torch that do these things note the nodes that they touch. At
+any other time they are torch's own, and cost nothing.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def ending_of(graph: GraphModule) -> Ending | None:
     signature: Signature = graph.meta["signature"]
     learning = signature.learning
     found = [loop for node in graph.graph.nodes for loop in _loops_of(graph, node) if loop.spec.stop is not None]
-    if learning is None or len(found) != 1 or signature.kept or not _is_told_by_operators(graph):
+    if learning is None or len(found) != 1 or signature.mutated or not _is_told_by_operators(graph):
         return None
     (loop,) = found
     stop, truths = loop.spec.stop, loop.truths
@@ -155,7 +155,7 @@ def ending_of(graph: GraphModule) -> Ending | None:
 
 def is_of(truths: Truths, one: Learned) -> bool:
     """Whether this was learned by one of ``truths``."""
-    place = -1 if one.place is None else one.place
+    place = -1 if one.index is None else one.index
     return one.leaf == truths.leaf and truths.first <= place < truths.last
 
 

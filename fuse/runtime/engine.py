@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuse.graph.fakes import unlogged
-from fuse.graph.garbage_collection import without_collecting
+from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import lowering_for, sizes_are_told
@@ -252,7 +252,7 @@ class Engine:
             return self._specialised(first, call)
         numbers = [len(c.confirmation.served) for c, _ in alike if c.confirmation]
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
-            with self._lock, without_collecting(), self._lowering(call):
+            with self._lock, without_garbage_collection(), self._lowering(call):
                 known = [pair[0] for pair in self._alike(first, call)]
                 made = make(self._maker, call, family, known)
                 if made in known:
@@ -334,7 +334,7 @@ class Engine:
                 if not beyond:
                     started = time.perf_counter()
                 size, resized = kind_of_call(call.leaves, call.spec), between is not None and not beyond
-                with without_collecting(), unlogged(), self._lowering(call):
+                with without_garbage_collection(), unlogged(), self._lowering(call):
                     how = self._compiling(call)
                     try:
                         with compiling(how):
@@ -376,7 +376,7 @@ class Engine:
         if further is None:
             return None
         beyond.kind.reaches -= 1
-        with without_collecting(), unlogged(), self._lowering(further):
+        with without_garbage_collection(), unlogged(), self._lowering(further):
             captured = made_up(self._maker, further, beyond.kind)
         between = beyond.kind.reached(captured, layouts_of(call.leaves)) if captured is not None else None
         if between is None:

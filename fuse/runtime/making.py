@@ -167,9 +167,9 @@ def make(
         maker.warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
     if graph is not None:
         program.fallbacks += tuple(_left_out(failed) for failed in graph.meta["failed"])
-    carry = carried(maker.model, signature.kept, call.leaves, call.spec)
+    carry = carried(maker.model, signature.mutated, call.leaves, call.spec)
     given = carry.extend(call.leaves, call.spec) if carry else (call.leaves, call.spec)
-    if new := [one.attribute for one in signature.kept if one.attribute not in maker.kept]:
+    if new := [one.attribute for one in signature.mutated if one.attribute not in maker.kept]:
         maker.kept += tuple(new)
         if training is None and maker.needs_gradients(given[0]):  # only the attributes need them
             return make(maker, call, family, alike)

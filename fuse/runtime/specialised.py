@@ -86,7 +86,7 @@ class Confirmation:
         ended = self.ending is not None and self.ending.went_on(values) in self.served
         learning = self._others if ended else self.learning
         if different := learning.difference(values):
-            raise Missed(different, self.learning.told(values))
+            raise Missed(different, self.learning.values_by_key(values))
 
     def fits(self, told: Mapping[int, object]) -> bool:
         """Whether nothing that is known of a call says that the program does not serve it."""
@@ -127,7 +127,7 @@ def _as_computed(learned: Learned, values: Sequence[Tensor | None]) -> Learned:
         if value.is_floating_point() and torch.allclose(value, expected, rtol=CLOSE, atol=1e-12, equal_nan=True):
             return replace(learned, expected=value.clone())
     elif isinstance(learned.expected, float):
-        number = float(value if learned.place is None else value[learned.place])
+        number = float(value if learned.index is None else value[learned.index])
         if math.isclose(number, learned.expected, rel_tol=CLOSE, abs_tol=1e-12):
             return replace(learned, expected=number)
     return learned

@@ -453,7 +453,7 @@ def test_other_threads_see_the_model_as_it_is(strict: None) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    fuse.graph.capture.capture(model, (torch.ones(3),), kept=[fuse.graph.signature.Attribute("", "h")])
+    fuse.graph.capture.capture(model, (torch.ones(3),), mutated=[fuse.graph.signature.Attribute("", "h")])
     watcher.join()
     assert seen[0][0] is Tensor
     assert seen[0][2] == [0.0, 0.0, 0.0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuse.graph.garbage_collection import without_collecting
+from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.runtime.plan import ALIGNMENT, Lifetime, arrange
 
 SMALL, LARGE = 16_384, 131_136
@@ -57,7 +57,7 @@ def test_the_largest_are_placed_first_where_few_live_at_once() -> None:
 
 @pytest.mark.parametrize("alive_for", [7, 60, 20_000])
 def test_ever_more_values_at_once_are_placed_in_well_under_a_second(alive_for: int) -> None:
-    with without_collecting():  # the garbage of other tests must not count
+    with without_garbage_collection():  # the garbage of other tests must not count
         start = time.process_time()  # nor other programs
         arena = arrange([Lifetime(512, i, i + alive_for - 1) for i in range(20_000)])
         assert time.process_time() - start < 4.0  # 0.4 s on an idle machine
@@ -81,7 +81,7 @@ def test_only_one_heir_takes_a_place() -> None:
 
 
 def test_twenty_thousand_values_are_placed_in_well_under_a_second() -> None:
-    with without_collecting():
+    with without_garbage_collection():
         start = time.process_time()
         arena = arrange([Lifetime(512 * (1 + i % 3), i, i + i % 7) for i in range(20_000)])
         assert time.process_time() - start < 4.0  # 0.1 s on an idle machine

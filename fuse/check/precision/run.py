@@ -68,7 +68,7 @@ def inputs_of(graph: GraphModule, call: CheckCall) -> list[Tensor]:
     """The tensors that a captured graph of ``call`` is called with."""
     signature: Signature = graph.meta["signature"]
     leaves = pytree.tree_leaves((call.args, call.kwargs))
-    carry = carried(call.model, signature.kept, leaves, None)
+    carry = carried(call.model, signature.mutated, leaves, None)
     given = carry.extend(leaves, None)[0] if carry else leaves
     sources = sources_of(signature.inputs, call.model, len(leaves))
     return [(given[source] if isinstance(source, int) else source).detach() for source in sources]

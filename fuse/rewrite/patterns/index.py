@@ -167,7 +167,7 @@ class GraphIndex:
         return known
 
     def rarest(self, operand_filters: Iterable[OperandFilter]) -> OperandFilter | None:
-        """The operand_filter that the fewest steps fit; what is rare by its name alone is not held against what is common.
+        """The filter that the fewest steps pass, by names first: a rare operator is not filtered further.
 
         >>> from torch.fx import Graph
         >>> GraphIndex(GraphModule({}, Graph())).rarest([OperandFilter("add", 2, ("mul",))])

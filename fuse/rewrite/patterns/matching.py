@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args
 
 from torch.fx import GraphModule, Node
 
-from fuse.graph.garbage_collection import without_collecting
+from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.rewrite.patterns import forms
 from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings, obstacle
 from fuse.rewrite.patterns.definition import Pattern
@@ -86,7 +86,7 @@ def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, 
     Raises:
         FuseError: a pattern cannot be run; the message names it.
     """
-    with without_collecting():
+    with without_garbage_collection():
         outcomes = _all_outcomes(graph, patterns, prepare, near)
     return _without_circles(outcomes)
 

@@ -56,11 +56,11 @@ NUMBER_TYPE = TensorType((), None, None)
 class Term:
     """One computed value.
 
-    ``name`` is the operator's; ``constants`` are its other arguments, by name. ``tensor_type`` is a tuple where the operator
-    returns several tensors, which ``part`` terms take apart. ``elementwise`` operators follow their broadcast operands
-    element by element; those of ``commutative`` ones may be swapped. ``serial`` counts the terms of a table, operands
-    first. ``origin`` is what the term was first made for: a node, or None. A term that ``computes`` is an operator at
-    work: no view, no number, no given value. ``value`` is the number of a number or a fill, the key of a leaf.
+    ``name``: of the operator. ``constants``: its other arguments, by name. ``type``: a tuple of types if the operator
+    returns several tensors; ``part`` terms are its single results. ``elementwise``: the operator follows its broadcast
+    operands element by element. ``commutative``: its operands may be swapped. ``serial``: number of the term in its
+    table; operands have smaller numbers. ``origin``: the node that the term was first made for, or None. ``computes``:
+    the term is neither a view nor a number nor a leaf. ``value``: of a number or a fill; the key of a leaf.
     """
 
     name: str
