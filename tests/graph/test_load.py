@@ -241,7 +241,7 @@ def test_an_input_is_replaced_by_name_or_position(write: Write, name: str, real:
 def test_inputs_given_in_full_need_no_convention(write: Write) -> None:
     path = write("import torch\nmodel = torch.nn.Linear(3, 5)")
     assert load(path, inputs=["input=f32[2,3]"]).kwargs["input"].shape == (2, 3)
-    assert "says nothing of the model's inputs; define get_inputs() or example_inputs" in refusal(path)
+    assert "defines no inputs of the model; define get_inputs() or example_inputs" in refusal(path)
 
 
 # Faults in the file

@@ -8,7 +8,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuse.graph.periods import find_repetitions
+from fuse.graph.periods import Repetition, find_repetitions
 
 
 def test_a_loop_between_a_prologue_and_an_epilogue_is_found() -> None:

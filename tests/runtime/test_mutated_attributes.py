@@ -382,7 +382,7 @@ REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
         lambda: Keeps(
             lambda s, x: (setattr(s, "b_h", x), s.register_buffer("b_h", x + 1), x + 2)[2], b_h=torch.zeros(3)
         ),
-        "puts b_h into the registry of buffers itself",
+        "writes b_h into the registry of buffers directly",
     ),
     "out of the registry": (
         lambda: Keeps(lambda s, x: (setattr(s, "b_h", x), s._buffers.pop("b_h", None), x + 2)[2], b_h=torch.zeros(3)),

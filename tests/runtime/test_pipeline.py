@@ -139,10 +139,10 @@ def hooked() -> nn.Module:
 
 
 DECLINED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
-    "tensors only": (lambda: Plain(2, 2), torch.ones(3, 2), "works on the host"),
+    "tensors only": (lambda: Plain(2, 2), torch.ones(3, 2), "does host work"),
     "a return among it": (Returns, BATCHES[0], "return at test_pipeline.py"),
     "no weights": (Weightless, BATCHES[0], "no operator reads a weight"),
-    "host work of a submodule": (Inside, BATCHES[0], "works on the host"),
+    "host work of a submodule": (Inside, BATCHES[0], "does host work"),
     "a hook": (hooked, BATCHES[0], "has hooks"),
 }
 

@@ -47,7 +47,7 @@ class Outcomes:
 
 @pytest.fixture
 def try_pattern() -> Callable[..., Outcomes]:
-    """``try_pattern(pattern, function, *arguments)``: match a pattern in a function's graph, cleaned as for any pattern.
+    """``try_pattern(pattern, function, *arguments)``: match a pattern in the cleaned graph of a function.
 
     Whether a kernel can be generated is not asked, unless ``lowering`` is; ``near`` explains as ``fuse explain`` does.
     """
