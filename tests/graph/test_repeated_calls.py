@@ -203,11 +203,11 @@ def test_a_capture_that_remembers_records_what_one_that_asks_records(
         pytest.skip("the gradient of such a write reads a mask that nobody has counted, which is refused")
     cell, x = Cell(step), torch.randn(STEPS, 4, 6, requires_grad=trained)
     remembered = 0
-    again = RepeatedCalls.again
+    record = RepeatedCalls.record
 
     def counted(self: RepeatedCalls, *call: Any) -> Any:
         nonlocal remembered
-        result = again(self, *call)
+        result = record(self, *call)
         remembered += result is not NotImplemented
         return result
 
@@ -217,10 +217,10 @@ def test_a_capture_that_remembers_records_what_one_that_asks_records(
         joint = capture_joint(cell, (x,))
         return [described(graph) for graph in (joint.forward, joint.backward) if graph is not None]
 
-    monkeypatch.setattr(RepeatedCalls, "again", counted)
+    monkeypatch.setattr(RepeatedCalls, "record", counted)
     found = captures()
     assert remembered >= 2 * STEPS
-    monkeypatch.setattr(RepeatedCalls, "again", lambda self, *call: NotImplemented)
+    monkeypatch.setattr(RepeatedCalls, "record", lambda self, *call: NotImplemented)
     assert found == captures()
 
 
