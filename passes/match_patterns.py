@@ -23,7 +23,7 @@ from fuse.kernel.domain import Domain, domain_of, join
 from fuse.kernel.lower import Declined, lower
 from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns import registry
-from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings
+from fuse.rewrite.patterns.conditions import Misfit, Surroundings, VerdictKind
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.exact_match import FoundMatch
@@ -33,7 +33,7 @@ from fuse.rewrite.patterns.replacing import Replacement, put, replacement
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
-IN_KERNEL: Kind = "in a loop kernel"
+IN_KERNEL: VerdictKind = "in a loop kernel"
 OR_REPLACE = "a method replace(self, ...)"
 
 

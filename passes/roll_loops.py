@@ -29,7 +29,7 @@ from fuse.graph.strides import contiguous_strides
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
 from fuse.loops import loop_programs
-from fuse.loops.body_operands import Result
+from fuse.loops.body_operands import StepResult
 from fuse.loops.building import Built, build, call_loop, last_states, operand_node, outside_reads
 from fuse.loops.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.loops.distributing import Split, call_split, split
@@ -202,7 +202,7 @@ def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:
     return values
 
 
-def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
+def collector_of(rolled: Rolled, result: StepResult) -> tuple[Node, int] | None:
     """The contiguous ``stack`` or ``cat`` (perhaps of unsqueezed pieces) of one result of all steps in order, and its
     dimension of steps."""
     values = _of_every_step(rolled, result)
@@ -216,7 +216,7 @@ def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
     return None
 
 
-def _of_every_step(rolled: Rolled, result: Result) -> list[Node]:
+def _of_every_step(rolled: Rolled, result: StepResult) -> list[Node]:
     """The node of a result in each step; empty if a step lacks it (a view that only earlier steps take)."""
     values = [result.of(step) for step in rolled.steps]
     return [node for (node,) in values] if all(len(nodes) == 1 for nodes in values) else []
@@ -303,7 +303,7 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
     return after
 
 
-def _replace_other_collectors(rolled: Rolled, result: Result, part: Node) -> None:
+def _replace_other_collectors(rolled: Rolled, result: StepResult, part: Node) -> None:
     """Let collectors of all steps with other pieces, reversed or in another layout, read them as one piece."""
     values = _of_every_step(rolled, result)
     collectors = [user for user in (values[0].users if values else ()) if user.target in COLLECTORS]

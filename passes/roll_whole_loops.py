@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.loops.body_operands import Computed, MovingInput, Slot
+from fuse.loops.body_operands import BodyOperand, Computed, MovingInput
 from fuse.loops.rolling import Rolled, lasting
 from fuse.passes.roll_loops import roll
 from fuse.rewrite.registry import register_pass
@@ -48,7 +48,7 @@ def has_projection(rolled: Rolled) -> bool:
     )
 
 
-def _moves(slot: Slot) -> bool:
+def _moves(slot: BodyOperand) -> bool:
     return isinstance(slot, MovingInput) or (isinstance(slot, Computed) and any(map(_moves, slot.slots.values())))
 
 

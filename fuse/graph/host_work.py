@@ -354,11 +354,11 @@ def _memory(tensor: Tensor) -> int | None:
 
 # ---- random generators ---------------------------------------------------------------------------------------------
 
-States = dict[str, tuple[Any, ...]]
+GeneratorStates = dict[str, tuple[Any, ...]]
 """Name of a random generator of the process -> its state."""
 
 
-def states() -> States:
+def states() -> GeneratorStates:
     """The states of the random generators of the process: Python's, torch's and numpy's.
 
     >>> before = states()
@@ -369,14 +369,14 @@ def states() -> States:
     >>> states() == before
     True
     """
-    found: States = {"random": random.getstate(), "torch": (torch.get_rng_state().numpy().tobytes(),)}
+    found: GeneratorStates = {"random": random.getstate(), "torch": (torch.get_rng_state().numpy().tobytes(),)}
     if numpy := sys.modules.get("numpy"):
         kind, keys, *rest = numpy.random.get_state()
         found["numpy.random"] = (kind, keys.tobytes(), *rest)
     return found
 
 
-def set_states(given: States) -> None:
+def set_states(given: GeneratorStates) -> None:
     """Set the random generators to states returned by :func:`states`."""
     for name, state in given.items():
         if name == "random":

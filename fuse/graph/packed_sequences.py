@@ -25,10 +25,10 @@ from torch import Tensor
 
 from fuse.errors import CaptureError
 from fuse.graph.patched import patched
-from fuse.graph.recurrent import State, stacked
+from fuse.graph.recurrent import CellState, stacked
 from fuse.graph.sources import user_line
 
-Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
+Cell = Callable[[Tensor, CellState, Sequence[Tensor]], CellState]
 
 
 def _refused(what: str) -> Callable[..., Any]:
@@ -188,8 +188,8 @@ def _obstacle(states: Sequence[Tensor], dropout: float) -> str | None:
 
 
 def _direction(
-    cell: Cell, sizes: BatchSizes, values: Tensor, state: State, weights: Sequence[Tensor], backwards: bool
-) -> tuple[Tensor, State]:
+    cell: Cell, sizes: BatchSizes, values: Tensor, state: CellState, weights: Sequence[Tensor], backwards: bool
+) -> tuple[Tensor, CellState]:
     """The output and last state of one layer in one direction; a state stays as it is after its sequence has ended."""
     steps = len(values)
     ahead = F.linear(values, weights[0], weights[2] if len(weights) > 2 else None)
@@ -202,14 +202,14 @@ def _direction(
     return torch.stack(outputs[::-1] if backwards else outputs), state
 
 
-def _lstm_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+def _lstm_cell(ahead: Tensor, state: CellState, weights: Sequence[Tensor]) -> CellState:
     h, c = state
     write, forget, candidate, output = (ahead + F.linear(h, *weights)).chunk(4, 1)
     c = torch.sigmoid(forget) * c + torch.sigmoid(write) * torch.tanh(candidate)
     return torch.sigmoid(output) * torch.tanh(c), c
 
 
-def _gru_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+def _gru_cell(ahead: Tensor, state: CellState, weights: Sequence[Tensor]) -> CellState:
     (h,) = state
     reset_x, update_x, new_x = ahead.chunk(3, 1)
     reset_h, update_h, new_h = F.linear(h, *weights).chunk(3, 1)
@@ -217,11 +217,11 @@ def _gru_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
     return ((h - new) * torch.sigmoid(update_h + update_x) + new,)
 
 
-def _tanh_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+def _tanh_cell(ahead: Tensor, state: CellState, weights: Sequence[Tensor]) -> CellState:
     return (torch.tanh(F.linear(state[0], *weights) + ahead),)
 
 
-def _relu_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+def _relu_cell(ahead: Tensor, state: CellState, weights: Sequence[Tensor]) -> CellState:
     return (torch.relu(F.linear(state[0], *weights) + ahead),)
 
 

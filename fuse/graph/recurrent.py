@@ -25,7 +25,7 @@ LSTM_MODE = 2
 """oneDNN's number for an LSTM cell."""
 
 LayerState = tuple[Tensor, Tensor, Tensor]
-State = tuple[Tensor, ...]
+CellState = tuple[Tensor, ...]
 """The states of one layer in one direction, or of all layers."""
 
 
@@ -72,7 +72,7 @@ def _onednn_lstm(
     """The operators of ATen's ``mkldnn_rnn``, in the same order."""
     values = (sequence.transpose(0, 1) if batch_first else sequence).contiguous()
 
-    def run(values: Tensor, state: State, own: Sequence[Tensor], backwards: bool) -> tuple[Tensor, State]:
+    def run(values: Tensor, state: CellState, own: Sequence[Tensor], backwards: bool) -> tuple[Tensor, CellState]:
         zeros = () if has_biases else [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in own]
         output, h, c, _ = torch.ops.aten.mkldnn_rnn_layer(
             values, *own, *zeros, *state, backwards, [], LSTM_MODE, state[0].shape[1], layers, has_biases,
@@ -88,14 +88,14 @@ def _onednn_lstm(
 
 
 def stacked(
-    run: Callable[[Tensor, State, Sequence[Tensor], bool], tuple[Tensor, State]],
+    run: Callable[[Tensor, CellState, Sequence[Tensor], bool], tuple[Tensor, CellState]],
     values: Tensor,
     states: Sequence[Tensor],
     weights: Sequence[Tensor],
     layers: int,
     bidirectional: bool,
     between: Callable[[Tensor], Tensor] = lambda values: values,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, CellState]:
     """The output of stacked layers, and their stacked last states.
 
     ``run(values, state, weights, backwards)`` runs one layer in one direction. ``between`` is applied to the output of
@@ -103,7 +103,7 @@ def stacked(
     """
     directions = 2 if bidirectional else 1
     held = len(weights) // (layers * directions)
-    lasts: list[State] = []
+    lasts: list[CellState] = []
     for layer in range(layers):
         outputs = []
         for index in range(layer * directions, (layer + 1) * directions):

@@ -21,7 +21,7 @@ from fuse.loops.step_constants import Numbers, StepTable
 
 
 @dataclass(frozen=True)
-class Result:
+class StepResult:
     """``links`` of the result of node ``position`` of a step, or of one ``part`` of its several results."""
 
     position: int
@@ -41,7 +41,7 @@ class Result:
 class Carry:
     """A state: ``links`` of ``result`` from ``lag`` steps before; in the first ``lag`` steps, one of ``firsts``."""
 
-    result: Result
+    result: StepResult
     links: tuple[Link, ...]
     firsts: tuple[Node, ...]
 
@@ -95,9 +95,9 @@ class Computed:
     """
 
     typical: Node
-    slots: Mapping[int, Slot]
+    slots: Mapping[int, BodyOperand]
     links: tuple[Link, ...]
 
 
-Slot = StateRead | MovingInput | Numbers | TableRead | Within | Computed | Node
+BodyOperand = StateRead | MovingInput | Numbers | TableRead | Within | Computed | Node
 """The kind of an operand of the body; a bare node is an invariant."""

@@ -20,7 +20,7 @@ from fuse import ops
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.graph.outputs import add_placeholder, finished
-from fuse.loops.body_operands import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
+from fuse.loops.body_operands import BodyOperand, Carry, Computed, MovingInput, StateRead, StepResult, TableRead, Within
 from fuse.loops.collectors import COLLECTORS
 from fuse.loops.loop_programs import copied, lasts_to_copy
 from fuse.loops.moving_reads import Moved
@@ -30,7 +30,7 @@ from fuse.loops.step_constants import Numbers, StepTable, counted
 from fuse.rewrite import surgery
 from fuse.rewrite.regions import owner
 
-Operand = Node | Moved | Numbers | StepTable
+LoopOperand = Node | Moved | Numbers | StepTable
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Built:
     """A loop module, its operands, the metadata of its operands, and the outputs that it collects of every step."""
 
     loop: Loop
-    operands: tuple[Operand, ...]
+    operands: tuple[LoopOperand, ...]
     values: tuple[torch.Tensor, ...]
-    collected: tuple[Result, ...]
+    collected: tuple[StepResult, ...]
 
 
 def build(rolled: Rolled, *, persistent: bool = True) -> Built:
     """Build the body and its loop, without a change of the graph."""
-    operands: tuple[Operand, ...] = (
+    operands: tuple[LoopOperand, ...] = (
         *(c.firsts[0] for c in rolled.carries),
         *rolled.inputs,
         *rolled.constants,
@@ -64,7 +64,7 @@ def build(rolled: Rolled, *, persistent: bool = True) -> Built:
     return Built(Loop(module, spec), operands, values, tuple(collected))
 
 
-def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
+def _operand_value(rolled: Rolled, operand: LoopOperand) -> torch.Tensor:
     """The metadata of an operand, which may not be in the graph yet."""
     mode = surgery.fake_mode(rolled.typical[0].graph)
     match operand:
@@ -79,7 +79,7 @@ def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
     return operand.meta["val"]  # type: ignore[no-any-return]
 
 
-def operand_node(graph: GraphModule, operand: Operand, before: Node) -> Node:
+def operand_node(graph: GraphModule, operand: LoopOperand, before: Node) -> Node:
     """The node of an operand; if there is none yet, it is made in front of ``before``."""
     match operand:
         case Numbers():
@@ -155,7 +155,7 @@ class _Body:
         slots = [self.rolled.slots.get((j, position)) for position in range(len(leaves(node)))]
         self.inner[node] = self._copied(node, slots)
 
-    def _copied(self, node: Node, slots: Sequence[Slot | None]) -> Node:
+    def _copied(self, node: Node, slots: Sequence[BodyOperand | None]) -> Node:
         """A copy of ``node`` that reads ``slots``; for a slot of None, it reads its own operand."""
         operands = leaves(node)
         resolved = iter(
@@ -169,7 +169,7 @@ class _Body:
         copy.meta.update(node.meta)
         return copy
 
-    def _operand(self, slot: Slot, reader: Node) -> Node:
+    def _operand(self, slot: BodyOperand, reader: Node) -> Node:
         match slot:
             case Within():
                 return self._apply(slot.links, self.inner[self.rolled.typical[slot.position]], reader)
@@ -191,7 +191,7 @@ class _Body:
         younger = carry.younger
         return self.states[younger] if younger else self.result(carry.result, carry.links)
 
-    def result(self, result: Result, views: tuple[Link, ...]) -> Node:
+    def result(self, result: StepResult, views: tuple[Link, ...]) -> Node:
         """Views of a result of the step."""
         node = self.rolled.typical[result.position]
         links = views if result.part is None else ((operator.getitem, (result.part,), ()), *views)
@@ -220,23 +220,23 @@ class _Body:
         return node
 
 
-def last_states(rolled: Rolled) -> dict[tuple[Result, int], int]:
+def last_states(rolled: Rolled) -> dict[tuple[StepResult, int], int]:
     """The step results that are last states of the loop: (result, step) -> number of the carry."""
     count = len(rolled.steps)
     return {(carry.result, count - carry.lag): number for number, carry in enumerate(rolled.carries) if not carry.links}
 
 
-def _read_outside(rolled: Rolled) -> list[Result]:
+def _read_outside(rolled: Rolled) -> list[StepResult]:
     """Results that other nodes than the loop's read, except last states.
 
     If all readers read the same views of a result, the views are collected.
     """
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     states = last_states(rolled)
-    chains: dict[Result, dict[tuple[Link, ...], list[Node]]] = {}
+    chains: dict[StepResult, dict[tuple[Link, ...], list[Node]]] = {}
     for node, (k, j) in place.items():
         for part, value in parts(node):
-            result = Result(j, part)
+            result = StepResult(j, part)
             if (result, k) in states:
                 continue
             for read in outside_reads(value, place):
@@ -245,7 +245,7 @@ def _read_outside(rolled: Rolled) -> list[Result]:
     return sorted(wanted, key=lambda r: (r.position, r.part or 0))
 
 
-def _collected(result: Result, chains: Mapping[tuple[Link, ...], Sequence[Node]]) -> Result:
+def _collected(result: StepResult, chains: Mapping[tuple[Link, ...], Sequence[Node]]) -> StepResult:
     """The collected part of a result that is read through ``chains`` of views: those views, or all of it."""
     (links, views), *others = chains.items()
     if others or not all(map(_may_be_collected, views)):

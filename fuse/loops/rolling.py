@@ -23,7 +23,7 @@ import torch
 from torch.fx import Node
 
 from fuse.graph.periods import smallest_period
-from fuse.loops.body_operands import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
+from fuse.loops.body_operands import BodyOperand, Carry, Computed, MovingInput, StateRead, StepResult, TableRead, Within
 from fuse.loops.loop_boundaries import transitions
 from fuse.loops.moving_reads import Moved, outside_read
 from fuse.loops.reads import (
@@ -62,7 +62,7 @@ class Rolled:
     inputs: dict[Moved, None] = field(default_factory=dict)
     constants: dict[Numbers | StepTable, None] = field(default_factory=dict)
     invariants: dict[Node, None] = field(default_factory=dict)
-    slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
+    slots: dict[tuple[int, int], BodyOperand] = field(default_factory=dict)
 
     @property
     def typical(self) -> list[Node]:
@@ -189,14 +189,14 @@ def prove(steps: list[list[Node]]) -> Rolled | Obstacle:
     return rolled
 
 
-def _note(rolled: Rolled, j: int, slots: dict[int, Slot]) -> None:
+def _note(rolled: Rolled, j: int, slots: dict[int, BodyOperand]) -> None:
     typical = leaves(rolled.typical[j])
     for position, found in slots.items():
         rolled.slots[(j, position)] = found
         _note_slot(rolled, found, typical[position])
 
 
-def _note_slot(rolled: Rolled, found: Slot, typical: Leaf) -> None:
+def _note_slot(rolled: Rolled, found: BodyOperand, typical: Leaf) -> None:
     match found:
         case StateRead():
             value = below(typical, len(found.links)).meta["val"]  # type: ignore[arg-type]
@@ -220,10 +220,10 @@ def _note_slot(rolled: Rolled, found: Slot, typical: Leaf) -> None:
 
 def _operands(
     nodes: Sequence[Node], place: dict[Node, tuple[int, int]], depth: int = DEEPEST_AMBIENT
-) -> dict[int, Slot] | Obstacle:
+) -> dict[int, BodyOperand] | Obstacle:
     """The operands of corresponding nodes of all steps, by position of the leaf, without constant numbers."""
     operands = [leaves(node) for node in nodes]
-    slots: dict[int, Slot] = {}
+    slots: dict[int, BodyOperand] = {}
     obstacles = []
     for position, leaf in enumerate(operands[0]):
         if not isinstance(leaf, Node):
@@ -245,11 +245,11 @@ def _operands(
     return Obstacle(obstacles[0].reason, odd, math.lcm(*(o.group for o in obstacles)))
 
 
-def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]], depth: int) -> Slot | Obstacle:
+def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]], depth: int) -> BodyOperand | Obstacle:
     """The kind of one operand over all steps."""
     at = [place.get(read.root) for read in reads]
     middle = _typical_step(len(reads))
-    found: Slot | tuple[Moved, tuple[Link, ...]] | Obstacle
+    found: BodyOperand | tuple[Moved, tuple[Link, ...]] | Obstacle
     if here := at[middle]:
         found = _inside(reads, at, middle - here[0], here[1], middle)
     else:
@@ -291,7 +291,7 @@ def _computed(
 
 def _inside(
     reads: Sequence[Read], at: Sequence[tuple[int, int] | None], lag: int, position: int, middle: int
-) -> Slot | Obstacle:
+) -> BodyOperand | Obstacle:
     """A value of the same step, or of ``lag`` steps before."""
     links = reads[middle].links
     odd = {k for k in range(lag, len(reads)) if at[k] != (k - lag, position) or reads[k].links != links}
@@ -307,7 +307,7 @@ def _state(position: int, firsts: Sequence[Read], typical: Read) -> StateRead | 
     """A value of an earlier step. The state is its base if the first steps read the same views of equal layouts."""
     links = typical.links
     several = not isinstance(typical.root.meta["val"], torch.Tensor)
-    result = Result(position, links[0][1][0]) if several else Result(position)  # type: ignore[arg-type]
+    result = StepResult(position, links[0][1][0]) if several else StepResult(position)  # type: ignore[arg-type]
     views = links[1:] if several else links
     if all(views == first.links[len(first.links) - len(views) :] for first in firsts):
         wholes = tuple(below(first.node, len(views)) for first in firsts)

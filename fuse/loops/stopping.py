@@ -24,7 +24,7 @@ from fuse.graph.learned import Truths, truths_read
 from fuse.graph.loop import Stop
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Signature
-from fuse.loops.body_operands import Result
+from fuse.loops.body_operands import StepResult
 from fuse.loops.collectors import COLLECTORS, pieces_of
 from fuse.loops.rolling import Rolled
 
@@ -32,7 +32,7 @@ MOST_WORK = 2**22
 """The most floating-point operations of a step of a loop that may stop: only one thread runs such a loop."""
 
 
-def stop_of(graph: GraphModule, rolled: Rolled, collected: Sequence[Result]) -> tuple[Stop, Truths] | None:
+def stop_of(graph: GraphModule, rolled: Rolled, collected: Sequence[StepResult]) -> tuple[Stop, Truths] | None:
     """The condition that ends the loop ``rolled``, and the truth values that were read of it; None if there is none, or
     if steps are worth several threads."""
     signature: Signature | None = graph.meta.get("signature")

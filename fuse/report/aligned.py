@@ -16,7 +16,7 @@ from typing import Any
 from fuse.errors import FuseError
 from fuse.report.files import write
 from fuse.report.viewing import page
-from fuse.rewrite.deltas import Called, Delta, Made, Row, State
+from fuse.rewrite.deltas import Called, CreatedNode, Delta, GraphState, Row
 
 Report = Mapping[str, Any]
 PLAIN = ("placeholder", "output", "get_attr")
@@ -54,14 +54,14 @@ def alignment(old: Report, new: Report) -> dict[str, Any]:
     return {"lines": list(lines.items()), "nodes": pairs, "differences": differences}
 
 
-def state_of(record: Mapping[str, Any], fuel: int | None = None) -> State:
+def state_of(record: Mapping[str, Any], fuel: int | None = None) -> GraphState:
     """The graphs of a saved record after its rewrites: all, or the first ``fuel``.
 
     >>> row = {"id": 0, "name": "x", "op": "placeholder", "target": "x"}
     >>> state_of({"places": [], "start": [row], "rewrites": []}).nodes()
     [0]
     """
-    state = State()
+    state = GraphState()
     last: dict[int, int] = {}
     for values in record["start"]:
         made = _made(values, record["places"])
@@ -84,9 +84,9 @@ def state_of(record: Mapping[str, Any], fuel: int | None = None) -> State:
     return state.settled()
 
 
-def _made(values: Mapping[str, Any], places: Sequence[Mapping[str, Any]]) -> Made:
+def _made(values: Mapping[str, Any], places: Sequence[Mapping[str, Any]]) -> CreatedNode:
     plain = {"args": "", "uses": (), "value": "", "source": ""}
-    return Made(values["id"], values.get("graph", 0), Row(**{**plain, **_fields(values, places)}))
+    return CreatedNode(values["id"], values.get("graph", 0), Row(**{**plain, **_fields(values, places)}))
 
 
 def _fields(values: Mapping[str, Any], places: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str
                     yield f"{Path(path).name}:{a + step + 1}", f"{Path(other).name}:{c + step + 1}"
 
 
-def _nodes(states: Sequence[State], lines: Mapping[str, str]) -> tuple[list[tuple[int, int]], list[list[int]]]:
+def _nodes(states: Sequence[GraphState], lines: Mapping[str, str]) -> tuple[list[tuple[int, int]], list[list[int]]]:
     """Pairs of nodes with the same operator and line, and the nodes of each graph without a partner."""
     pairs: list[tuple[int, int]] = []
     alone = [_operators(state) for state in states]
@@ -136,11 +136,11 @@ def _nodes(states: Sequence[State], lines: Mapping[str, str]) -> tuple[list[tupl
     return pairs, alone
 
 
-def _operators(state: State) -> list[int]:
+def _operators(state: GraphState) -> list[int]:
     return [node for graph in state.graphs() for node in state.nodes(graph)]
 
 
-def _token(state: State, node: int, with_place: bool) -> tuple[object, ...]:
+def _token(state: GraphState, node: int, with_place: bool) -> tuple[object, ...]:
     """Key of a node: its line, its operator and, with ``with_place``, whether it is inside a body."""
     row = state.rows[node]
     what = row.called.kind if row.called else row.name if row.op in PLAIN else row.target
@@ -166,7 +166,7 @@ def _changed_lines(
             yield {"text": f"{source}  {line['text']}", "beside": beside, "select": select, "side": 1}
 
 
-def _alone(state: State, nodes: Sequence[int], side: int) -> Iterator[dict[str, Any]]:
+def _alone(state: GraphState, nodes: Sequence[int], side: int) -> Iterator[dict[str, Any]]:
     """Operators without a partner, by line."""
     alike: dict[tuple[str, str], list[int]] = {}
     for node in nodes:

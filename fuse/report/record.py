@@ -21,7 +21,7 @@ from fuse.cost.count import CountedCall, calls_of_dispatches, calls_of_graph
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import Line
 from fuse.report.listing import Listed, kernels
-from fuse.rewrite.deltas import Delta, Made, Recording, Row, State
+from fuse.rewrite.deltas import CreatedNode, Delta, GraphState, Recording, Row
 from fuse.rewrite.ledger import Ledger
 
 
@@ -60,7 +60,7 @@ class _Writer:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.places: list[dict[str, Any]] = []
-        self.final: State = recording.after()
+        self.final: GraphState = recording.after()
         self._known: dict[tuple[str, str], int] = {}
         self._paths: dict[str, None] = {}
 
@@ -81,7 +81,7 @@ class _Writer:
         texts = {path: "".join(linecache.getlines(path)) for path in self._paths if path}
         return {path: text for path, text in texts.items() if text}
 
-    def made(self, made: Made) -> dict[str, Any]:
+    def made(self, made: CreatedNode) -> dict[str, Any]:
         inside = {"graph": made.graph} if made.graph else {}
         return {"id": made.id, **inside, **self._values({**_shallow(made.row)})}
 

@@ -1,1 +1,1 @@
-"""How graphs are rewritten: verdicts, the registry of passes, the pipeline that runs them and the ledger it keeps."""
+"""Rewriting of graphs: verdicts, the registry of passes, the pipeline that runs them, and its ledger."""

@@ -1,7 +1,7 @@
-"""Constants of a graph: which nodes are known at rewriting time, and how a computed one takes its place.
+"""The constants of a graph: nodes whose values are known at rewriting time, and new constants computed from them.
 
-A graph has constants where the model made them from numbers, or is frozen. What a tensor that the model holds without
-having registered it is now, it need not be in the next call: it is no constant.
+A graph has constants if the model makes tensors from numbers, or is frozen. An unregistered tensor of the model is no
+constant, because its values may change between calls.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fuse.rewrite import surgery
 from fuse.rewrite.evaluate import can_evaluate, evaluate, laid_out
 
 LARGEST_CONSTANT = 1 << 20
-"""Bytes that one folded constant may take, or as many as the constants that it is made of."""
+"""The most bytes of a folded constant, unless it is no larger than the constants that it is computed from."""
 
 
 def given_constants(graph: GraphModule) -> dict[Node, Tensor | None]:
-    """The placeholders whose values are known now and stay what they are."""
+    """The placeholders whose values are known and never change."""
     if "signature" not in graph.meta:
         return {}
     signature = graph.meta["signature"]
@@ -36,7 +36,7 @@ def given_constants(graph: GraphModule) -> dict[Node, Tensor | None]:
 
 
 def constant_nodes(graph: GraphModule, given: Collection[Node], without: Set[Node] = frozenset()) -> dict[Node, None]:
-    """The operators that can be evaluated now, in program order, but for those ``without`` and what needs them."""
+    """The operators that can be evaluated now, in program order, except ``without`` and their dependents."""
     found: dict[Node, None] = {}
     known = set(given)
     for node in graph.graph.nodes:
@@ -47,7 +47,7 @@ def constant_nodes(graph: GraphModule, given: Collection[Node], without: Set[Nod
 
 
 def fold_to_constant(graph: GraphModule, node: Node, value: Tensor, values: dict[Node, Tensor | None]) -> Node:
-    """Let a new constant of the graph stand for ``node``, known to whatever is folded next."""
+    """Replace ``node`` by a new constant of the graph, and note its ``value`` in ``values`` for further folding."""
     val = node.meta["val"]
     origin = _origin(graph, node)
     constant = surgery.add_constant(graph, laid_out(value, val.stride()).to(val.device), like=node, origin=origin)
@@ -57,7 +57,7 @@ def fold_to_constant(graph: GraphModule, node: Node, value: Tensor, values: dict
 
 
 def value_of_origin(origin: GraphModule) -> Tensor | None:
-    """The constant that a graph without inputs computes, laid out as it says; None where that cannot be said."""
+    """The constant that a graph without inputs computes, in its layout; None if it cannot be evaluated."""
     node = outputs_of(origin.graph)[0]
     value = evaluate(node, {}, LARGEST_CONSTANT)
     val = node.meta["val"]
@@ -65,7 +65,7 @@ def value_of_origin(origin: GraphModule) -> Tensor | None:
 
 
 def _origin(graph: GraphModule, node: Node) -> GraphModule | None:
-    """How a constant is computed from numbers alone: a graph without inputs; None where other constants are given."""
+    """The graph without inputs that computes a constant from numbers alone; None if it depends on other constants."""
     origins = {
         place: spec.origin
         for place, spec in zip(graph.graph.find_nodes(op="placeholder"), graph.meta["signature"].inputs, strict=True)

@@ -1,11 +1,12 @@
-"""Rewrites as data: what each made, erased, rewired and moved, so that the graph after any number of them can be told.
+"""Rewrites as data: the nodes that each created, erased, changed and moved, to reconstruct any intermediate graph.
 
     start            rows of the captured graph
     rewrite 1        made: 21 silu(%)    erased: 7, 8    changed: 9 uses 21    placed: 21 after 6
-    ...              State(start) + deltas 1..k, settled  =  the graph that ``--fuel k`` gives
+    ...              GraphState(start) + deltas 1..k, settled  =  the graph that ``--fuel k`` gives
 
-A *row* says one node in plain values. A node has one number (its id) as long as it lives, in whichever graph: the
-captured one (graph 0), the body of a loop, or of a region. ``fuse.rewrite.recording`` makes these while the passes run.
+A *row* describes one node in plain values. A node has one number (its id) as long as it lives, in any graph: the
+captured graph (graph 0), the body of a loop, or of a region. ``fuse.rewrite.recording`` makes deltas while the passes
+run.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from fuse.rewrite.ordering import program_order
 
 @dataclass(frozen=True)
 class Called:
-    """What a node calls that has a graph of its own, by number (-1: none).
+    """The graph that a node calls, as its number (-1: none).
 
-    ``kind`` is ``region``, ``loop``, ``ends`` (a loop together with what is in front of it and behind it), ``matched``
-    or ``module``. For a loop: its steps, how many states it carries, which (dimension, start, step) of an operand
-    it reads in each step, how many results it keeps, and whether one kernel runs all steps.
+    ``kind`` is ``region``, ``loop``, ``ends`` (a loop with prologue and epilogue), ``matched`` or ``module``. For a
+    loop: ``steps``; ``carries``, the number of carried states; ``reads``, the (dimension, start, step) of each operand
+    that is read step by step; ``keeps``, the number of collected results; ``persistent``, whether one kernel runs all
+    steps.
     """
 
     kind: str
@@ -38,10 +40,10 @@ class Called:
 
 @dataclass(frozen=True)
 class Row:
-    """One node. In ``args`` each ``%`` stands for a node, whose ids are ``uses`` in the same order.
+    """One node. Each ``%`` in ``args`` stands for a node; ``uses`` has their ids in the same order.
 
-    ``kind``, ``launches``, ``flops`` and ``bytes`` are the node's own, once; what the body of a loop that is launched
-    step by step costs is told by its rows. ``effects``: its place among other such nodes matters.
+    ``kind``, ``launches``, ``flops`` and ``bytes`` are the node's own, counted once; the cost of a loop body that is
+    launched in every step is in the rows of the body. ``effects``: the order among nodes with effects matters.
     """
 
     name: str
@@ -60,8 +62,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A new node and the graph it is in."""
+class CreatedNode:
+    """A new node and its graph."""
 
     id: int
     graph: int
@@ -70,17 +72,17 @@ class Made:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one rewrite changed; ``number`` is its fuel, 0 for what a pass did outside of its rewrites.
+    """The changes of one rewrite. ``number`` is its fuel; 0 for changes of a pass outside of its rewrites.
 
-    ``graph`` is the one that was rewritten, ``nodes`` the candidate. ``changed`` has the fields of rows that
-    are different now. ``placed``: each of these nodes in turn now stands right behind another (-1: first in its graph).
+    ``graph``: the rewritten graph. ``nodes``: the candidate. ``changed``: the new values of changed fields, by node.
+    ``placed``: pairs of a node and the node that it now follows (-1: first in its graph), to be applied in order.
     """
 
     number: int
     pass_name: str
     graph: int
     nodes: tuple[int, ...] = ()
-    made: tuple[Made, ...] = ()
+    made: tuple[CreatedNode, ...] = ()
     erased: tuple[int, ...] = ()
     changed: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     placed: tuple[tuple[int, int], ...] = ()
@@ -92,7 +94,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate that was declined: its nodes, and how many rewrites were made before."""
+    """A declined candidate; ``after`` is the number of rewrites made before."""
 
     pass_name: str
     pattern: str | None
@@ -104,20 +106,20 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Recording:
-    """A run of the passes: the graph they were given, what each rewrite did, and what was declined."""
+    """A run of the passes: the first graph, the delta of each rewrite, and the declined candidates."""
 
     start: Delta
     deltas: tuple[Delta, ...]
     declined: tuple[Candidate, ...]
 
-    def after(self, fuel: int | None = None) -> State:
-        """The graph after that many rewrites (None: all), in order.
+    def after(self, fuel: int | None = None) -> GraphState:
+        """The graph after ``fuel`` rewrites (None: all), in program order.
 
-        >>> made = (Made(0, 0, Row("x", "placeholder", "x", "", (), "f32[2]", "")),)
+        >>> made = (CreatedNode(0, 0, Row("x", "placeholder", "x", "", (), "f32[2]", "")),)
         >>> Recording(Delta(0, "", 0, made=made, placed=((0, -1),)), (), ()).after().nodes(0)
         [0]
         """
-        state = State()
+        state = GraphState()
         state.apply(self.start)
         for delta in self.deltas:
             if fuel is not None and delta.number > fuel:
@@ -126,8 +128,8 @@ class Recording:
         return state.settled()
 
 
-class State:
-    """The graphs at some time: rows by id, and for each graph the order of its nodes."""
+class GraphState:
+    """The graphs at one time: rows by id, and the order of nodes in each graph."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
@@ -136,7 +138,7 @@ class State:
         self.rewrites = 0
 
     def apply(self, delta: Delta) -> None:
-        """Let ``delta`` happen, in time proportional to it."""
+        """Apply ``delta``, in time proportional to its size."""
         for gone in delta.erased:
             self.order.remove(gone)
             del self.rows[gone], self.graph_of[gone]
@@ -164,8 +166,8 @@ class State:
                     waiting.append(called.graph)
         return found
 
-    def settled(self) -> State:
-        """The same with every node behind what it needs: passes that group nodes do this when they end."""
+    def settled(self) -> GraphState:
+        """The same graphs in program order: passes that group nodes restore it when they end."""
         for graph in self.graphs():
             nodes = self.nodes(graph)
             at = -1
@@ -175,7 +177,7 @@ class State:
         return self
 
     def text(self, graph: int = 0) -> tuple[Any, ...]:
-        """All that a graph says, with names in place of ids: equal for equal graphs."""
+        """The contents of a graph, with names in place of ids; equal for equal graphs."""
         return tuple(self._said(self.rows[node]) for node in self.order.of(graph))
 
     def _said(self, row: Row) -> tuple[Any, ...]:
@@ -187,7 +189,7 @@ class State:
 
 
 class Order:
-    """The order of nodes in graphs: each knows its neighbours. The end of graph ``g`` is the number ``-1 - g``.
+    """The order of nodes in graphs, as a linked list. The end of graph ``g`` has the number ``-1 - g``.
 
     >>> order = Order()
     >>> for node, after in ((5, -1), (6, 5), (7, 5)):
@@ -201,7 +203,7 @@ class Order:
         self._before: dict[int, int] = {}
 
     def place(self, node: int, after: int, graph: int) -> None:
-        """Put ``node`` right behind ``after``, or first (-1), in ``graph``."""
+        """Put ``node`` directly behind ``after`` in ``graph``; first if ``after`` is -1."""
         if node in self._next:
             self.remove(node)
         left = -1 - graph if after < 0 else after
@@ -214,7 +216,7 @@ class Order:
         self._next[left], self._before[right] = right, left
 
     def before(self, node: int) -> int:
-        """What stands before ``node``: another one, -1 where it is first, -2 where it is nowhere."""
+        """The node before ``node``; -1 if it is first, -2 if it is in no graph."""
         return max(self._before[node], -1) if node in self._before else -2
 
     def of(self, graph: int) -> Iterator[int]:
@@ -226,7 +228,7 @@ class Order:
 
 
 def sorted_nodes(nodes: Sequence[int], rows: Mapping[int, Row]) -> list[int]:
-    """The nodes in program order, inputs first, as ``regions.sort`` has them."""
+    """The nodes in program order, inputs first, as in :func:`fuse.rewrite.regions.sort`."""
     order = program_order(nodes, lambda node: rows[node].uses, lambda node: rows[node].effects)
     ends = [node for node in order if rows[node].op == "output"]
     first = [node for node in order if rows[node].op == "placeholder"]

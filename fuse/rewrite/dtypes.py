@@ -1,4 +1,4 @@
-"""Which dtypes can represent each other's values."""
+"""Comparison of dtypes by the values that they can represent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def holds(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """Whether every value of one dtype is a value of another.
+    """Whether dtype ``wide`` can represent every value of dtype ``narrow``.
 
     >>> holds(torch.bfloat16, torch.float32), holds(torch.float16, torch.bfloat16), holds(torch.int32, torch.float32)
     (True, False, False)
@@ -27,7 +27,7 @@ def holds(narrow: torch.dtype, wide: torch.dtype) -> bool:
 
 
 def significant_bits(dtype: torch.dtype) -> int:
-    """Of a floating-point number, the leading one included.
+    """The number of significant bits of a floating-point dtype, including the leading one.
 
     >>> significant_bits(torch.float32)
     24

@@ -1,8 +1,7 @@
 """Effects that a rewrite must not change: random state, side effects, and which tensors share memory.
 
-A captured graph is functional, so the only memory that two values share is a view's with its base. Values that leave
-the graph (as results, or written back into inputs) are where the caller could notice a tensor that is not its own any
-more.
+A captured graph is functional, so only a view and its base share memory. The caller can notice shared memory in values
+that leave the graph, as results or as values written back into inputs.
 """
 
 from __future__ import annotations
@@ -30,18 +29,17 @@ PLACE_READERS = frozenset(
         aten.slice_scatter.default,
     ]
 )
-"""Operators for which it matters where in its storage the first operand begins: as_strided counts from the start of the
-storage, and the scatters give their result the whole storage, and so the offset, of what they copy."""
+"""Operators that depend on the storage offset of their first operand. ``as_strided`` counts from the start of the
+storage; the scatters give their result the storage, and so the offset, of the tensor that they copy."""
 
 
 _DIVISIONS = frozenset({"div", "floor_divide", "remainder", "fmod"})
 
 
 def view_base(node: Node) -> Node | None:
-    """The node whose memory ``node`` is a view of, or None when ``node`` has memory of its own.
+    """The node whose memory ``node`` is a view of; None if ``node`` has memory of its own.
 
-    A part of a view with several results (``split``, ``unbind``) has that operator as its base, which in turn has its
-    operand.
+    The base of one result of ``split`` or ``unbind`` is that operator; the operator's base is its operand.
     """
     target = node.target
     if node.op != "call_function" or (target is not operator.getitem and not ops.is_view(target)):
@@ -58,19 +56,19 @@ def is_view(node: Node) -> bool:
 
 
 def reads_place(node: Node) -> bool:
-    """Whether a user of ``node`` would notice that it begins at another offset in its storage."""
+    """Whether a user of ``node`` depends on its storage offset."""
     return any(user.target in PLACE_READERS and user.args[0] is node for user in node.users)
 
 
 def root(node: Node) -> Node:
-    """The node whose memory ``node`` lives in: itself, unless it is a view."""
+    """The node in whose memory ``node`` lies; itself unless it is a view."""
     while (base := view_base(node)) is not None:
         node = base
     return node
 
 
 def readers(node: Node) -> list[Node]:
-    """The nodes that read ``node``, a part of it or a view of these, each once; the output included."""
+    """The nodes that read ``node``, its parts or views of these, each once; including the output."""
     found: dict[Node, None] = {}
     stack = [node]
     while stack:
@@ -83,10 +81,10 @@ def readers(node: Node) -> list[Node]:
 
 
 def results(graph: GraphModule) -> list[Node]:
-    """The nodes that the output node lists, in order, mutated values included.
+    """The nodes in the output, in order, including mutated values.
 
-    What a forward graph saves for its backward graph is not among them: the caller never sees it, and its memory may be
-    shared (``graph.meta["saved_from"]`` is the position from which the output lists what is saved).
+    Tensors saved for the backward graph are left out: the caller never sees them, and their memory may be shared
+    (``graph.meta["saved_from"]`` is their first position in the output).
     """
     values = outputs_of(graph.graph)
     if (first := graph.meta.get("saved_from")) is not None:
@@ -95,7 +93,7 @@ def results(graph: GraphModule) -> list[Node]:
 
 
 def escaping(graph: GraphModule) -> set[Node]:
-    """The nodes whose memory leaves the graph: its results, and everything that they are views of."""
+    """The nodes whose memory leaves the graph: results, and the bases of views among them."""
     found: set[Node] = set()
     for node in results(graph):
         current: Node | None = node
@@ -108,12 +106,13 @@ def escaping(graph: GraphModule) -> set[Node]:
 def is_pure(node: Node) -> bool:
     """Whether removing, repeating or moving ``node`` changes nothing but its own value.
 
-    Random operators advance the generator; an integer division by zero raises, as does ``linalg`` where it is to check
-    for errors; operators that the table does not know, that write to an argument or return nothing may do anything.
+    Random operators advance the generator. Integer divisions raise for zero, and ``linalg`` raises if it checks for
+    errors. Operators that the table does not know, that write to an argument or that return nothing may have any
+    effect.
     """
     if node.op == "call_module":
         if kind(node) == "region":
-            return True  # made of pure nodes only
+            return True  # a region contains pure nodes only
         module = called_module(node)
         bodies = [child for child in module.modules() if isinstance(child, GraphModule)] if module else []
         return bool(bodies) and all(is_pure(inner) for body in bodies for inner in body.graph.nodes)
@@ -123,9 +122,9 @@ def is_pure(node: Node) -> bool:
 
 
 def only_raises(node: Node) -> bool:
-    """Whether ``node`` is pure but that it raises for some values of its operands, whether its result is read or not.
+    """Whether ``node`` is pure, except that it raises for some values, even if nothing reads its result.
 
-    It may run in any place, as long as it runs once: a call in which a program raises is run again by eager.
+    Its position does not matter, as long as it runs once: if a program raises, eager runs the call again.
     """
     return isinstance(node.target, OpOverload) and _is_pure_operator(node.target) and _may_raise(node)
 
@@ -135,7 +134,7 @@ def _may_raise(node: Node) -> bool:
 
 
 def _may_divide_by_zero(node: Node) -> bool:
-    """Whether ``node`` divides integers by what may be zero, which raises even where nobody reads the result."""
+    """Whether ``node`` divides integers by a value that may be zero."""
     if not isinstance(node.target, OpOverload) or node.target._opname not in _DIVISIONS or len(node.args) < 2:
         return False
     value, divisor = node.meta.get("val"), node.args[1]

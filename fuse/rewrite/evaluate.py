@@ -1,7 +1,7 @@
-"""Values of nodes that depend on no input, computed now and exactly enough.
+"""Evaluate nodes that depend on no input, at rewriting time.
 
-Each operator runs in float64 on its rounded operands, and its result is rounded to its own dtype; integers stay as they
-are. A tensor of equal elements is held as one element expanded (all strides 0), so that ``zeros(100_000, 100_000) + 1``
+Each operator runs in float64 on its rounded operands, and its result is rounded to its own dtype; integers stay exact.
+A tensor of equal elements is stored as one element expanded (all strides 0), so that ``zeros(100_000, 100_000) + 1``
 costs nothing.
 """
 
@@ -25,21 +25,21 @@ from fuse.rewrite import effects
 aten = torch.ops.aten
 
 FILLS = frozenset([aten.full.default, aten.zeros.default, aten.ones.default])
-"""Operators that make equal elements; the size is the first argument."""
+"""Operators whose result has equal elements; their first argument is the size."""
 
 BIT_PATTERNS = frozenset([aten.view.dtype, aten.nextafter.default, aten.frexp.Tensor])
-"""Operators of which the float64 result, rounded, is not the result in the narrower dtype."""
+"""Operators whose result in float64, rounded, differs from the result in a narrower dtype."""
 
 OTHER_ELEMENTS = frozenset(
     [aten.view_as_real.default, aten.view_as_complex.default, aten._conj.default, aten._neg_view.default]
 )
-"""Views whose elements are not those of the tensor that they are views of."""
+"""Views whose elements differ from those of their base."""
 
 EVALUABLE_KINDS = frozenset(["pointwise", "movement", "reduction", "view"])
 
 
 def can_evaluate(node: Node) -> bool:
-    """Whether float64 and rounding give the result of ``node``, for operands that are known."""
+    """Whether evaluation in float64 and rounding gives the result of ``node``, for known operands."""
     return (
         isinstance(node.target, OpOverload)
         and ops.kind(node.target) in EVALUABLE_KINDS
@@ -51,17 +51,16 @@ def can_evaluate(node: Node) -> bool:
 
 
 def evaluate(node: Node, values: dict[Node, Tensor | None], largest: int = 0) -> Tensor | None:
-    """The value of ``node`` on the CPU; None when it, or something on the way, takes too many bytes: more than
-    ``largest`` and more than the operands that it is computed from.
+    """The value of ``node`` on the CPU; None if it, or an intermediate value, is too large.
 
-    ``values`` holds what is given, and receives every value found on the way. All that ``node`` needs must be given or
-    evaluable.
+    Too large is more than ``largest`` bytes and more than its operands. ``values`` has the given values, and receives
+    every value found. Everything that ``node`` depends on must be given or evaluable.
     """
     return worked_out(node, values, lambda one: _value(one, values, largest))
 
 
 def laid_out(value: Tensor, stride: Sequence[int]) -> Tensor:
-    """``value`` with other strides; those of 0 repeat one element.
+    """``value`` with other strides; a stride of 0 repeats one element.
 
     >>> laid_out(torch.ones(2, 3), (0, 1)).stride(), laid_out(torch.ones(2, 3), (1, 2)).stride()
     ((0, 1), (1, 2))
@@ -74,7 +73,7 @@ def laid_out(value: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def is_uniform(value: Tensor) -> bool:
-    """Whether ``value`` is held as one element for all places."""
+    """Whether ``value`` is stored as one element, expanded."""
     return value.numel() > 0 and not any(value.stride())
 
 
@@ -88,7 +87,7 @@ def _value(node: Node, values: dict[Node, Tensor | None], largest: int) -> Tenso
         if element is not None:
             return element.expand(val.size())
     given = sum(value.nbytes for value in operands.values() if not is_uniform(value))
-    made = [val, *filter(is_uniform, operands.values())]  # one element becomes as many as it stands for
+    made = [val, *filter(is_uniform, operands.values())]  # an expanded element may become a full tensor
     if max(tensor.numel() * tensor.element_size() for tensor in made) > max(largest, given):
         return None
     value = _run(node, operands.__getitem__)
@@ -96,7 +95,7 @@ def _value(node: Node, values: dict[Node, Tensor | None], largest: int) -> Tenso
 
 
 def _element(node: Node, operands: dict[Node, Tensor]) -> Tensor | None:
-    """The one element of a result that is uniform because the operands are; None when that does not follow."""
+    """The one element of a result that is uniform because its operands are; None if it need not be uniform."""
     assert isinstance(node.target, OpOverload)
     if node.target in FILLS:
         return _run(node, operands.__getitem__, size=[])
@@ -108,7 +107,7 @@ def _element(node: Node, operands: dict[Node, Tensor]) -> Tensor | None:
 
 
 def _run(node: Node, value_of: Callable[[Node], Tensor], size: list[int] | None = None) -> Tensor:
-    """Run ``node`` on the CPU in float64 and round; ``size`` replaces the first argument."""
+    """Run ``node`` on the CPU in float64, and round. ``size`` replaces the first argument."""
 
     def translated(argument: Any) -> Any:
         if isinstance(argument, Node):
@@ -131,7 +130,7 @@ def _first(value: Tensor) -> Tensor:
 
 
 def _compressed(value: Tensor) -> Tensor:
-    """``value`` held as one element when all are equal, bit by bit."""
+    """``value`` stored as one element, expanded, if all elements are equal bit by bit."""
     if value.numel() == 0 or value.is_complex():
         return value
     first = _first(value)

@@ -1,10 +1,10 @@
-"""Installed passes or patterns by name: fuse's own, this process's, and those of plugins.
+"""The installed passes or patterns by name: fuse's own, those of this process, and those of plugins.
 
-    [project.entry-points."fuse.passes"]      a package's passes, loaded when they are first asked for
+    [project.entry-points."fuse.passes"]      a package's passes, loaded at the first request
     [project.entry-points."fuse.patterns"]    its patterns
 
-A plugin that does not load, or that does not fit the others, is listed as broken with the reason, leaves nothing
-behind, and harms no other.
+A plugin that does not load, or contradicts the others, is listed as broken with the reason. It leaves nothing behind,
+and does not affect other plugins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class BrokenPlugin:
-    """A plugin that could not be loaded, and why; listed, never fatal."""
+    """A plugin that could not be loaded, and the error."""
 
     name: str
     origin: str
@@ -30,10 +30,11 @@ class BrokenPlugin:
 
 
 class Installed(Generic[Item]):
-    """Everything of one ``kind`` ("pass"), by name; loads the plugins of ``group`` when it is first asked.
+    """All installed items of one ``kind`` (such as "pass"), by name; plugins of ``group`` are loaded at the first
+    request.
 
-    ``own`` loads what comes with fuse; ``fits`` raises FuseError where what is installed contradicts itself; ``hint``
-    tells who asks for an unknown name where to look.
+    ``own`` loads fuse's own items. ``fits`` raises FuseError if the installed items contradict each other. ``hint``
+    ends the error about an unknown name.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Installed(Generic[Item]):
         self._broken: tuple[BrokenPlugin, ...] | None = None
 
     def broken(self) -> tuple[BrokenPlugin, ...]:
-        """Load the plugins, once; those that failed."""
+        """Load the plugins, once, and return those that failed."""
         if self._broken is None:
             self._broken = ()
             self.own()
@@ -57,14 +58,14 @@ class Installed(Generic[Item]):
         return self._broken
 
     def find(self, name: str) -> Item:
-        """The pass or pattern ``name``; ``FuseError`` with a suggestion when there is none."""
+        """The item called ``name``; ``FuseError`` with a suggestion if there is none."""
         self.broken()
         if name not in self.by_name:
             raise FuseError(f"no {self.kind} {name!r}{self.suggestion(name)}; {self.hint}")
         return self.by_name[name]
 
     def suggestion(self, name: str) -> str:
-        """The installed name that ``name`` was probably meant to be, in words, or nothing."""
+        """``" (did you mean ...?)"`` with the most similar installed name, or an empty text."""
         close = difflib.get_close_matches(name, self.by_name, n=1)
         return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -74,7 +75,7 @@ class Installed(Generic[Item]):
             before = dict(self.by_name)
             try:
                 entry.load()
-            except Exception as error:  # a plugin that does not load is told of, and left out
+            except Exception as error:  # a plugin that does not load is reported, and left out
                 broken.append(_described(entry, error))
                 self._set(before)
             else:
@@ -84,7 +85,7 @@ class Installed(Generic[Item]):
         return (*broken, *self._put_in(waiting))
 
     def _put_in(self, waiting: list[tuple[EntryPoint, dict[str, Item]]]) -> list[BrokenPlugin]:
-        """Install the plugins that fit what is installed, as long as one does: it may make room for another."""
+        """Install plugins as long as one fits the installed items: each may make the next one fit."""
         problems: list[BrokenPlugin] = []
         while waiting:
             problems, rest = [], []

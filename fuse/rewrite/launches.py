@@ -1,4 +1,4 @@
-"""Launches that one rewrite saves: the launches of erased nodes less those of created nodes, observed as it runs."""
+"""The launches that one rewrite saves: those of erased nodes minus those of created nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fuse.rewrite.nested import MATCHED, called_module, kind, trip_count
 
 @dataclass
 class LaunchChange:
-    """The nodes created and the launches erased since the watch began."""
+    """The nodes created, and the launches of nodes erased, since the watch began."""
 
     created: list[Node] = field(default_factory=list)
     erased: int = 0
@@ -30,7 +30,7 @@ class LaunchChange:
 
 @contextmanager
 def watch(graph: GraphModule) -> Iterator[LaunchChange]:
-    """Watch the nodes of ``graph`` come and go."""
+    """A context that notes the creation and erasure of nodes of ``graph``."""
     change = LaunchChange()
 
     def erased(node: Node) -> None:
@@ -47,7 +47,8 @@ def watch(graph: GraphModule) -> Iterator[LaunchChange]:
 
 
 def node_launches(node: Node) -> int:
-    """The launches of one node: the table's for an operator (or one), one for a region, a loop's times its steps."""
+    """The launches of one node: of an operator by the table (otherwise one), of a region one, of a loop those of all
+    steps."""
     if node.op == "call_module":
         module = called_module(node)
         if kind(node) == MATCHED and isinstance(module, GraphModule):

@@ -1,4 +1,4 @@
-"""The ledger of the passes: every rewrite by number, every refusal by reason, and the time of each pass."""
+"""The ledger of the passes: every rewrite by number, every declined candidate by reason, and the time of each pass."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fuse.rewrite.deltas import Recording
 
 @dataclass(frozen=True)
 class Fired:
-    """One rewrite that was made.
+    """One rewrite.
 
-    ``number`` counts from 1 over all passes: ``fuel=number`` stops right after it. ``launches_saved`` is launches
-    before minus launches after this rewrite, steps of a loop multiplied out; negative when a rewrite prepares for a
-    later pass.
+    ``number`` counts over all passes, from 1; ``fuel=number`` stops directly after it. ``launches_saved``: launches
+    before minus launches after this rewrite, multiplied by the steps of a loop; negative if it prepares for a later
+    pass.
     """
 
     number: int
@@ -28,7 +28,7 @@ class Fired:
 
 @dataclass(frozen=True)
 class Firings:
-    """All rewrites of one pass (and pattern) together."""
+    """All rewrites of one pass (and pattern)."""
 
     pass_name: str
     pattern: str | None
@@ -38,7 +38,10 @@ class Firings:
 
 @dataclass(frozen=True)
 class Rejections:
-    """All candidates that one pass (and pattern) declined for one reason: the first one's name, and all their lines."""
+    """All candidates that one pass (and pattern) declined for one reason.
+
+    ``example``: the name of the first candidate. ``sources``: the user's lines of all.
+    """
 
     pass_name: str
     pattern: str | None
@@ -49,13 +52,14 @@ class Rejections:
 
     @property
     def source(self) -> str:
-        """The line of the first candidate that has one."""
+        """The first of the user's lines."""
         return self.sources[0] if self.sources else ""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A pass that was left out: what it raised in one line, where (``file.py:line``), and the whole traceback."""
+    """A pass that raised and was left out. ``reason``: its error in one line. ``source``: ``file.py:line`` of the
+    error."""
 
     pass_name: str
     origin: str
@@ -69,9 +73,9 @@ class Failed:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The record of one run of the pipeline. ``failed`` are passes that raised; nothing here is of their doing.
+    """The record of one run of the pipeline. ``failed``: passes that raised; they made none of the ``rewrites``.
 
-    ``recording`` has every change of the graph, where it was asked for.
+    ``recording`` has every change of the graph, if it was requested.
 
     >>> ledger = Ledger(("no_ops",), (Fired(1, "no_ops", None, ("clone",), "m.py:3", 1),), (), {"no_ops": 0.001})
     >>> ledger.fired
@@ -97,7 +101,7 @@ class Ledger:
 
 
 def joined(first: Ledger, second: Ledger) -> Ledger:
-    """The record of two runs, one after the other. Reasons and failures of both are told once; the second is recorded.
+    """The record of two runs, one after the other. Each reason and failure appears once; ``recording`` is the second's.
 
     >>> joined(Ledger(("no_ops",), (), (), {"no_ops": 1.0}), Ledger(("no_ops",), (), (), {"no_ops": 2.0})).seconds
     {'no_ops': 3.0}

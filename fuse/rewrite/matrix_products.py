@@ -1,4 +1,4 @@
-"""Matrix products as the merging passes see them: operands, independence, and who would notice a result's layout."""
+"""Matrix products for the passes that merge them: operands, independence, and whether a result's layout is visible."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """``left @ right``, plus ``bias`` for ``addmm``, whose factors ``alpha`` and ``beta`` are in ``factors``.
+    """``left @ right``, plus a ``bias`` for ``addmm``; ``factors`` are its ``alpha`` and ``beta``.
 
-    ``depth`` is the largest number of products on a path to this one, itself included: products of equal depth are
-    independent. The operands are what they are now: merging other products may have replaced them.
+    ``depth``: the largest number of products on a path to this one, itself included; products of equal depth are
+    independent. The operands are read from the node, because merging other products may have replaced them.
     """
 
     node: Node
@@ -54,7 +54,7 @@ class MatrixProduct:
 
 
 def transposed(node: Node) -> Node | None:
-    """The matrix of which ``node`` is the transposition, a view of it; None for any other node."""
+    """The matrix that ``node`` is a transposed view of; None for any other node."""
     if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
         return None
     base: Node = node.args[0]  # type: ignore[assignment]  # FX types arguments loosely
@@ -78,7 +78,7 @@ def products(graph: GraphModule) -> list[MatrixProduct]:
 
 
 def grouped(items: Iterable[MatrixProduct], key: Callable[[MatrixProduct], Hashable]) -> list[list[MatrixProduct]]:
-    """The groups of two and more with equal keys, each in program order."""
+    """The items grouped by key, without groups of one, each in program order."""
     groups: dict[Hashable, list[MatrixProduct]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
@@ -86,15 +86,15 @@ def grouped(items: Iterable[MatrixProduct], key: Callable[[MatrixProduct], Hasha
 
 
 def immovable(group: Sequence[MatrixProduct], operands: Iterable[Node]) -> Node | None:
-    """The first node that would have to move in front of the first product of ``group`` and may not, or None."""
+    """The first node that would have to move before the first product of ``group`` but must not, or None."""
     moved = surgery.ancestors_after(operands, group[0].node)
     return next((node for node in moved if not effects.is_pure(node)), None)
 
 
 def needs_copy(product: MatrixProduct, stride: Sequence[int], escaping: set[Node]) -> bool:
-    """Whether someone would notice that the product's result is a part, with these strides, of a larger one.
+    """Whether it would be visible that the product's result is a part, with these strides, of a larger tensor.
 
-    The caller of the model would, and so would a view that is impossible with these strides.
+    It is if the model returns the result, and if a view of it is impossible with these strides.
     """
     if product.node in escaping:
         return True
@@ -102,7 +102,7 @@ def needs_copy(product: MatrixProduct, stride: Sequence[int], escaping: set[Node
 
 
 def _views_work(node: Node, val: Any) -> bool:
-    """Whether all views of ``node`` can be taken when its value has the layout of ``val``."""
+    """Whether all views of ``node`` are possible if its value has the layout of ``val``."""
     if effects.reads_place(node):
         return False
     for user in surgery.views_of(node):
@@ -114,13 +114,13 @@ def _views_work(node: Node, val: Any) -> bool:
 
 
 def costs_more_to_join(nodes: Sequence[Node], launches: int) -> bool:
-    """Whether copying ``nodes`` side by side takes longer than ``launches`` launches."""
+    """Whether concatenating ``nodes`` takes longer than ``launches`` launches."""
     profile = profiles.of_device(nodes[0].meta["val"].device.type)
     return 2 * size_in_bytes(nodes) > int(launches * profile.launch_seconds * profile.bytes_per_second)
 
 
 def size_in_bytes(nodes: Iterable[Node]) -> int:
-    """The bytes of all values of ``nodes`` together."""
+    """The bytes of all values of ``nodes``."""
     return sum(node.meta["val"].numel() * node.meta["val"].element_size() for node in nodes)
 
 
@@ -133,7 +133,7 @@ def insert_product(before: Node, like: MatrixProduct, left: Node, right: Node, b
 
 
 def replace_product(product: MatrixProduct, part: Node, copy: bool) -> None:
-    """Let ``part`` of a larger product stand for ``product``, copied where someone would notice."""
+    """Replace ``product`` by ``part`` of a larger product, or by a ``copy`` of the part."""
     if copy:
         part = surgery.insert(
             product.node, aten.clone.default, part, like=product.node, memory_format=torch.contiguous_format

@@ -1,11 +1,10 @@
-"""Graphs inside graphs: a loop's body is a graph of its own, which passes rewrite and counters count like any other.
+"""Graphs inside graphs: the body of a loop is a graph that passes rewrite and counters count like any other.
 
     graph                    walk(graph) yields   graph       1
       call_module loop                            loop.body   its trip count
         body: GraphModule
 
-A region's body is not walked, nor that of a loop that runs as one persistent kernel: it is what one launch computes,
-and no longer the passes' business.
+Regions, and loops that run as one persistent kernel, are not walked: each is one launch, and final.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ from torch.fx import GraphModule, Node
 from torch.nn import Module
 
 MATCHED = "matched"
-"""The kind of a module of operators that stand for themselves, set apart until gradients are taken."""
+"""The kind of a module with the operators of a pattern's match, until gradients are taken."""
 
 
 def kind(node: Node) -> str | None:
-    """``"region"``, ``"loop"`` or ``MATCHED`` for a call of such a module, None for any other node."""
+    """``"region"``, ``"loop"`` or ``MATCHED`` for a call of such a module; None for any other node."""
     module = called_module(node)
     return None if module is None else getattr(module, "meta", {}).get("kind")
 
 
 def called_module(node: Node) -> Module | None:
-    """The submodule that a ``call_module`` node runs; None for any other node."""
+    """The submodule that a ``call_module`` node calls; None for any other node."""
     owner = node.graph.owning_module
     return owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
 
 
 def walk(graph: GraphModule, steps: int = 1) -> Iterator[tuple[GraphModule, int]]:
-    """``graph`` and the loop bodies within it, outermost first, each with how often it runs in one call."""
+    """``graph`` and the loop bodies in it, outermost first, each with its number of runs in one call."""
     yield graph, steps
     for _, body, trips in _loops(graph, persistent=False):
         yield from walk(body, steps * trips)
 
 
 def loop_kernels(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """The loops of ``graph`` that each run as one persistent kernel, and their bodies."""
+    """The loops of ``graph`` that run as one persistent kernel, and their bodies."""
     for node, body, _ in _loops(graph, persistent=True):
         yield node, body
 
@@ -54,5 +53,5 @@ def _loops(graph: GraphModule, *, persistent: bool) -> Iterator[tuple[Node, Grap
 
 
 def trip_count(loop: Module) -> int:
-    """How many steps a loop module runs."""
+    """The number of steps of a loop module."""
     return int(loop.trip_count)  # type: ignore[arg-type]  # every loop has one

@@ -1,4 +1,4 @@
-"""A node of a graph as plain values: what ``fuse.rewrite.deltas`` calls a row."""
+"""A node as a row of plain values, for ``fuse.rewrite.deltas``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fuse.rewrite.deltas import Called, Row
 
 
 def row_of(node: Node, ids: dict[Node, int], number_of: Callable[[GraphModule], int]) -> Row:
-    """What ``node`` is now; ``number_of`` numbers the graph of what it calls."""
+    """The row of ``node``; ``number_of`` returns the number of a graph that it calls."""
     uses: list[Node] = []
     parts = [_spelled(value, uses) for value in node.args]
     parts += [f"{name}={_spelled(value, uses)}" for name, value in node.kwargs.items()]
@@ -58,7 +58,8 @@ def _called(module: Module, number_of: Callable[[GraphModule], int]) -> Called:
 
 
 def _costs(node: Node, module: Module | None) -> list[CountedCall]:
-    """The calls of a node itself: those of a body that is launched step by step are its own nodes'."""
+    """The counted calls of a node itself; not those of a loop body that is launched in every step, which has its own
+    rows."""
     owner = node.graph.owning_module
     if owner is None or node.op not in ("call_function", "call_module", "call_method") or "val" not in node.meta:
         return []
@@ -73,7 +74,7 @@ def _body_calls(loop: Loop) -> list[CountedCall]:
 
 
 def _spelled(value: Any, uses: list[Node]) -> str:
-    """An argument as text; nodes in it are ``%`` and join ``uses``."""
+    """An argument as text; each node in it becomes ``%``, and is added to ``uses``."""
     if isinstance(value, Node):
         uses.append(value)
         return "%"
@@ -96,7 +97,7 @@ def _name_of(target: Any) -> str:
 
 
 def _laid_out(value: Any) -> str:
-    """Dtype and shape, and strides where the elements do not lie side by side in that order."""
+    """Dtype and shape, with strides if the value is not contiguous."""
     if isinstance(value, torch.Tensor):
         text = describe(value)
         if value.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""Program order: every node after what it needs, otherwise as before; nodes with effects keep their order."""
+"""Program order: every node behind its operands, otherwise in the given order; nodes with effects keep their order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 def program_order(nodes: Iterable[N], needs: Callable[[N], Iterable[N]], has_effects: Callable[[N], bool]) -> list[N]:
-    """The nodes, and all that they need, in program order. Linear.
+    """The nodes and everything that they need, in program order. Linear time.
 
     >>> program_order("cab", lambda node: "a" if node == "c" else "", lambda node: node in "cb")
     ['a', 'c', 'b']

@@ -1,13 +1,13 @@
-"""Group nodes that can run as one kernel, in linear time and without ever closing a cycle.
+"""Group nodes into kernels, in linear time and without closing a cycle.
 
-Every group has a depth. An edge between two groups always leads to a greater depth, so groups cannot wait for one
-another in a circle, and any two groups of equal depth may be merged:
+Every group has a depth. An edge between two groups always leads to a greater depth. So groups cannot form a cycle, and
+any two groups of equal depth may be merged:
 
     depth 1      2         3         a node joins the deepest groups among those of its operands, if it may;
     mm  ->  [add, tanh] -> mm        otherwise it opens a group one deeper
 
-Afterwards a group that only deeper ones read sinks into the first of them, if it may. What may join is the caller's
-rule, stated on the facts of two groups.
+Afterwards a group merges into its shallowest reader if all its other readers are deeper. The caller's rule decides
+which groups may join, by the facts of both.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ Facts = TypeVar("Facts")
 
 @dataclass(eq=False)
 class Group(Generic[Facts]):
-    """Nodes that are to run as one kernel. ``facts`` is what the caller's rule knows of it, None: it takes no one
-    in."""
+    """Nodes that are to run as one kernel. ``facts``: the input of the caller's rule; None if nothing may join."""
 
     depth: int
     facts: Facts | None
@@ -35,7 +34,7 @@ class Group(Generic[Facts]):
     merged_into: Group[Facts] | None = None
 
     def find(self) -> Group[Facts]:
-        """The group that this one has become a part of (itself, unless it was merged)."""
+        """The group that this one was merged into; itself if it was not."""
         group = self
         while group.merged_into is not None:
             group = group.merged_into
@@ -50,7 +49,7 @@ Join = Callable[[Facts, Facts], "Facts | str"]
 
 @dataclass(frozen=True)
 class Apart:
-    """Two groups that touch and were not merged, and why."""
+    """Two connected groups that were not merged, and why."""
 
     earlier: Node
     later: Node
@@ -59,16 +58,16 @@ class Apart:
 
 @dataclass(frozen=True)
 class Partition(Generic[Facts]):
-    """The groups of a graph in program order of their last members, and the refusals on the way."""
+    """The groups of a graph, in the order of their last members, and the groups that were not merged."""
 
     groups: tuple[Group[Facts], ...]
     apart: tuple[Apart, ...]
 
 
 def partition(graph: Graph, facts_of: Callable[[Node], Facts | None], join: Join[Facts]) -> Partition[Facts]:
-    """Group the nodes for which ``facts_of`` answers; all others stand alone.
+    """Group the nodes for which ``facts_of`` returns facts; each other node stays alone.
 
-    Views and parts belong to the group of what they are views or parts of. Nodes with effects keep their order.
+    Views, and single results of an operator, belong to the group of their base. Nodes with effects keep their order.
     """
     groups: dict[Node, Group[Facts]] = {}
     apart: list[Apart] = []
@@ -98,7 +97,7 @@ def partition(graph: Graph, facts_of: Callable[[Node], Facts | None], join: Join
 
 
 def _place(group: Group[Facts], above: list[Group[Facts]], join: Join[Facts], apart: list[Apart]) -> None:
-    """Let ``group`` (one node) join the deepest groups above it, or stand one deeper than they."""
+    """Join ``group`` (one node) with the deepest groups ``above`` it, or make it one deeper than they are."""
     depth = max((g.depth for g in above), default=0)
     deepest = [g for g in above if g.depth == depth]
     group.depth = depth + 1
@@ -125,7 +124,7 @@ def _merge(group: Group[Facts], into: Group[Facts]) -> None:
 
 
 def _sink(roots: list[Group[Facts]], groups: dict[Node, Group[Facts]], join: Join[Facts]) -> None:
-    """Merge a group into the shallowest group that reads it, where every other reader is deeper still."""
+    """Merge each group into its shallowest reader, if all its other readers are deeper."""
     for group in sorted(roots, key=lambda g: -g.depth):
         if group.facts is None or group.merged_into is not None:
             continue
@@ -143,7 +142,7 @@ def _sink(roots: list[Group[Facts]], groups: dict[Node, Group[Facts]], join: Joi
 
 
 def _readers(member: Node, groups: dict[Node, Group[Facts]]) -> list[Group[Facts]]:
-    """The groups that read ``member``, through views and parts too."""
+    """The groups that read ``member``, directly or through views and parts."""
     found = []
     stack = list(member.users)
     while stack:

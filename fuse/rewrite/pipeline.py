@@ -4,10 +4,10 @@
         for the graph and each loop body in it
             for each verdict      offered and fuel left: number it, build it
                                   declined: count it by reason
-        check what the pass left behind (structure, metadata, source lines)
+        check the graph (structure, metadata, source lines)
 
-The graph is changed in place. A refused or declined rewrite leaves it as it was. When a pass fails, the graph is put
-back and the passes run again without that one: a fault in one of them costs its rewrites, not the others'.
+The graph is changed in place. Without fuel, and for a declined candidate, it stays as it is. If a pass fails, the graph
+is restored and all other passes run again, so that a fault costs only the rewrites of its own pass.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from fuse.rewrite.verdict import Rejection, Rewrite
 def run_passes(
     graph: GraphModule, passes: Sequence[str] | None = None, fuel: int | None = None, *, record: bool = False
 ) -> Ledger:
-    """Rewrite ``graph`` in place by ``passes`` (names; by default all enabled ones) and say what happened.
+    """Rewrite ``graph`` in place by ``passes`` (names; by default all enabled ones), and return the ledger.
 
-    They run in the declared order, not in the order given. ``fuel`` stops after that many rewrites; later offers are
-    left unbuilt. A pass that raises or leaves a broken graph is left out: a warning and the ledger's ``failed`` say so.
-    ``record`` keeps every change of the graph in the ledger's ``recording``.
+    The passes run in the declared order. After ``fuel`` rewrites, further offers are not built. A pass that raises or
+    leaves an invalid graph is left out, with a warning and an entry in the ledger's ``failed``. With ``record``, the
+    ledger's ``recording`` has every change of the graph.
 
-    Raises ``FuseError`` for an unknown name.
+    Raises:
+        FuseError: a name is unknown.
 
     >>> import torch, fuse
     >>> graph = fuse.capture(torch.nn.Identity(), (torch.zeros(3),))
@@ -78,7 +79,7 @@ def _run_all(graph: GraphModule, chosen: Sequence[PassInfo], builder: _LedgerBui
             changed = [body for body, steps in list(nested.walk(graph)) if _run_pass(info, body, steps, builder)]
             for body in changed:
                 _check(body)
-        except Exception as error:  # a pass that fails, of a plugin perhaps, is left out
+        except Exception as error:  # any error of a pass, perhaps of a plugin
             raise _PassFailed(info) from error
         if builder.recorder is not None:
             builder.recorder.settled(info.name)
@@ -90,7 +91,7 @@ def _run_all(graph: GraphModule, chosen: Sequence[PassInfo], builder: _LedgerBui
 
 
 class _PassFailed(Exception):
-    """A pass raised, or left a broken graph; the cause is attached."""
+    """A pass raised, or left an invalid graph; the cause is attached."""
 
     def __init__(self, info: PassInfo) -> None:
         super().__init__(info.name)
@@ -110,7 +111,7 @@ def _described(failure: _PassFailed) -> Failed:
 
 @dataclass
 class _LedgerBuilder:
-    """The ledger while it is being written."""
+    """The ledger under construction."""
 
     fuel: int | None
     recorder: PassRecorder | None = None
@@ -139,7 +140,7 @@ class _LedgerBuilder:
 
 @dataclass
 class _Rejected:
-    """Candidates declined for one reason: the first one's name, how many, and their lines."""
+    """Candidates declined for one reason: the name of the first one, their number, and their lines."""
 
     example: str
     count: int = 0
@@ -147,7 +148,7 @@ class _Rejected:
 
 
 def _run_pass(info: PassInfo, graph: GraphModule, steps: int, builder: _LedgerBuilder) -> bool:
-    """Drive one pass over one graph; whether it changed anything."""
+    """Run one pass over one graph; returns whether the graph changed."""
     before = len(builder.rewrites)
     for verdict in info.function(graph):
         if isinstance(verdict, Rejection):
@@ -180,16 +181,16 @@ def _name_and_source(nodes: Sequence[Node]) -> tuple[str, str]:
 
 
 def _check(graph: GraphModule) -> None:
-    """The structure is sound, and every node knows its value's metadata and the user's line."""
+    """Raise unless the structure is valid, and every node has metadata and the user's line."""
     if not _is_sound(graph):
-        graph.graph.lint()  # which says why not
+        graph.graph.lint()  # lint raises the reason
     for node in graph.graph.nodes:
         if node.op != "output" and not ("val" in node.meta and "source" in node.meta):
             raise ValueError(f"node {node.name} has no metadata; create nodes through fuse.rewrite.surgery")
 
 
 def _is_sound(graph: GraphModule) -> bool:
-    """What ``torch.fx.Graph.lint`` asks of operators, in a fifth of its time; other nodes are left to it."""
+    """The checks of ``torch.fx.Graph.lint`` for operators, in a fifth of the time; other nodes are left to ``lint``."""
     seen: set[Node] = set()
     names: set[str] = set()
     for node in graph.graph.nodes:

@@ -1,11 +1,11 @@
-"""Record what each rewrite changes while the passes run, at a cost in proportion to the change.
+"""Record the changes of each rewrite while the passes run, at a cost proportional to the changes.
 
-    with recording(graph) as recorder:      torch.fx and torch.nn tell the recorder what they touch
-        build()                             nodes 21, 9, 7, 8 touched
-        recorder.rewritten(1, ...)          rows of these four are told anew, and compared with what they were
+    with recording(graph) as recorder:      torch.fx and torch.nn note the nodes that they change
+        build()                             nodes 21, 9, 7, 8 changed
+        recorder.rewritten(1, ...)          the rows of these four are made again, and compared with the earlier ones
 
 A graph changes in few ways: nodes are created, erased, moved, and get other arguments, attributes or metadata; modules
-get other submodules. During a recording, the methods of torch that do these things note the nodes that they touch. At
+get other submodules. During a recording, the methods of torch that do these things note the nodes that they change. At
 any other time they are torch's own, and cost nothing.
 """
 
@@ -24,16 +24,16 @@ from torch.nn import Module
 from fuse.graph.locks import ForkedLock
 from fuse.graph.loop_with_ends import graph_in
 from fuse.graph.patched import patched
-from fuse.rewrite.deltas import Candidate, Delta, Made, Recording, Row, State
+from fuse.rewrite.deltas import Candidate, CreatedNode, Delta, GraphState, Recording, Row
 from fuse.rewrite.node_rows import row_of
 
 _RECORDING = ForkedLock()
-"""Held by the one thread that records: methods of torch are wrapped meanwhile."""
+"""Held by the recording thread, because methods of torch are wrapped during a recording."""
 
 
 @contextlib.contextmanager
 def recording(graph: GraphModule) -> Iterator[PassRecorder]:
-    """A recorder that knows of every change of ``graph`` as long as this lasts.
+    """A context with a recorder that notes every change of ``graph``.
 
     >>> import torch, fuse
     >>> graph = fuse.capture(torch.nn.Tanh(), (torch.zeros(3),))
@@ -54,7 +54,7 @@ def recording(graph: GraphModule) -> Iterator[PassRecorder]:
 
 
 def _wrap(until: contextlib.ExitStack, owner: type, name: str, tells: Callable[..., None]) -> None:
-    """Let the method ``owner.name`` tell of each call, where this version of torch has it."""
+    """Make the method ``owner.name`` call ``tells`` after each call, if this version of torch has the method."""
     original: Callable[..., Any] | None = getattr(owner, name, None)
     if original is None:
         return
@@ -69,7 +69,7 @@ def _wrap(until: contextlib.ExitStack, owner: type, name: str, tells: Callable[.
 
 
 class _Meta(dict[str, Any]):
-    """A node's metadata, which tells the recorder when it is changed. A copy of it is a plain dictionary."""
+    """A node's metadata, which notes its changes in ``touched``. A copy of it is a plain dictionary."""
 
     def __init__(self, held: dict[str, Any], node: Node, touched: dict[Node, None]) -> None:
         super().__init__(held)
@@ -108,10 +108,10 @@ class _Meta(dict[str, Any]):
 
 
 class PassRecorder:
-    """Tells rows, ids and deltas of one graph and the graphs inside of it."""
+    """Makes the rows, ids and deltas of one graph and of the graphs in it."""
 
     def __init__(self, graph: GraphModule) -> None:
-        self.state = State()
+        self.state = GraphState()
         self._ids: dict[Node, int] = {}
         self._graphs: dict[Graph, int] = {}
         self._owned: dict[GraphModule, Graph] = {}
@@ -127,7 +127,7 @@ class PassRecorder:
         self.start = self._delta(0, "", 0, ())
 
     def watched_methods(self) -> Iterator[tuple[type, str, Callable[..., None]]]:
-        """The methods through which graphs are changed, and what each touches."""
+        """The methods that change graphs, each with the function that notes the changed nodes."""
         touched, moved, exchanged = self._touched, self._moved, self._exchanged
 
         def of_result(result: Node, *_args: Any, **_kwargs: Any) -> None:
@@ -156,31 +156,31 @@ class PassRecorder:
             yield Module, name, of_module
 
     def rewritten(self, number: int, pass_name: str, graph: GraphModule, nodes: Sequence[int]) -> None:
-        """Rewrite ``number`` has just been made in ``graph``, of these nodes."""
+        """Record rewrite ``number`` of ``nodes``, which was just made in ``graph``."""
         self._deltas.append(self._delta(number, pass_name, self._graphs[graph.graph], nodes))
 
     def settled(self, pass_name: str) -> None:
-        """Changes since the last rewrite belong to no rewrite."""
+        """Record the changes since the last rewrite, as part of no rewrite."""
         if self._touched or self._moved or self._exchanged:
             delta = self._delta(0, pass_name, 0, ())
             if not delta.is_empty:
                 self._deltas.append(delta)
 
     def declined(self, pass_name: str, pattern: str | None, reason: str, source: str, nodes: Iterable[Node]) -> None:
-        """A candidate was declined."""
+        """Record a declined candidate."""
         candidate = Candidate(pass_name, pattern, reason, source, self.ids(nodes), self.state.rewrites)
         self._declined.append(candidate)
 
     def ids(self, nodes: Iterable[Node]) -> tuple[int, ...]:
-        """The ids of those nodes that are in a graph that is recorded."""
+        """The ids of those ``nodes`` that are in a recorded graph."""
         return tuple(self._ids[node] for node in nodes if node in self._ids)
 
     def recording(self) -> Recording:
-        """All that was recorded."""
+        """Everything recorded so far."""
         return Recording(self.start, tuple(self._deltas), tuple(self._declined))
 
     def unwatch(self) -> None:
-        """Give the nodes plain metadata again."""
+        """Give all nodes plain metadata again."""
         for node in self._ids:
             if isinstance(node.meta, _Meta):
                 object.__setattr__(node, "meta", dict(node.meta))
@@ -188,7 +188,7 @@ class PassRecorder:
     # ---- deltas ------------------------------------------------------------------------------------------------------
 
     def _delta(self, number: int, pass_name: str, graph: int, nodes: Sequence[int]) -> Delta:
-        """The changes since the last state, applied to the state as well."""
+        """The changes since the last delta; the recorder's state is updated, too."""
         gone = self._settle_exchanged()
         touched, moved = dict(self._touched), dict(self._moved)
         self._touched.clear()
@@ -200,7 +200,7 @@ class PassRecorder:
         for old in erased:
             self.state.order.remove(old)
         new = [node for node in alive if node not in self._ids]
-        made: list[Made] = []
+        made: list[CreatedNode] = []
         changed: list[tuple[int, dict[str, Any]]] = []
         fresh: dict[Node, None] = {}
         while new or self._waiting:
@@ -219,8 +219,8 @@ class PassRecorder:
         self.state.rewrites = max(self.state.rewrites, number)
         return delta
 
-    def _made_inside(self, fresh: dict[Node, None]) -> Iterator[Made]:
-        """The nodes of graphs that a changed node turned out to call."""
+    def _made_inside(self, fresh: dict[Node, None]) -> Iterator[CreatedNode]:
+        """The nodes of graphs that changed nodes newly call."""
         while self._waiting:
             new = [node for graph in self._taken() for node in graph.nodes if node not in self._ids]
             fresh |= dict.fromkeys(new)
@@ -228,7 +228,7 @@ class PassRecorder:
             yield from [self._made(node) for node in new]
 
     def _settle_exchanged(self) -> set[Node]:
-        """Touch the nodes that call a module which is another now; the nodes of graphs that others have replaced."""
+        """Note the nodes that call a replaced module, and return the nodes of graphs that were replaced."""
         gone: set[Node] = set()
         for module, name in self._exchanged:
             callers = self._callers.get(module, {})
@@ -249,8 +249,8 @@ class PassRecorder:
             self._next += 1
             object.__setattr__(node, "meta", _Meta(node.meta, node, self._touched))
 
-    def _made(self, node: Node) -> Made:
-        made = Made(self._ids[node], self._graphs[node.graph], self._row(node))
+    def _made(self, node: Node) -> CreatedNode:
+        made = CreatedNode(self._ids[node], self._graphs[node.graph], self._row(node))
         self.state.rows[made.id], self.state.graph_of[made.id] = made.row, made.graph
         return made
 
@@ -271,7 +271,7 @@ class PassRecorder:
         return row_of(node, self._ids, self._number_of)
 
     def _number_of(self, module: GraphModule) -> int:
-        """The number of a graph; the nodes of one not yet seen are told with the delta at hand."""
+        """The number of a graph; the nodes of a new graph become part of the current delta."""
         if module.graph not in self._graphs:
             self._graphs[module.graph] = len(self._graphs)
             self._owned[module] = module.graph
@@ -283,7 +283,7 @@ class PassRecorder:
         return taken
 
     def _placed(self, nodes: Iterable[Node]) -> Iterator[tuple[int, int]]:
-        """Where each of these nodes stands now, as far as it stood elsewhere."""
+        """The new positions of those nodes that moved."""
         by_graph: dict[Graph, list[Node]] = {}
         for node in nodes:
             by_graph.setdefault(node.graph, []).append(node)
@@ -291,7 +291,7 @@ class PassRecorder:
         for graph, some in by_graph.items():
             number = self._graphs[graph]
             old = [node for node in some if order.before(self._ids[node]) != -2]
-            if len(old) > FEW:  # a pass has sorted the graph: most are where they were
+            if len(old) > FEW:  # a pass has sorted the graph, and most nodes did not move
                 stay = self._staying(graph, number)
                 some = [node for node in some if self._ids[node] not in stay]
             for node in sorted(some):
@@ -301,7 +301,7 @@ class PassRecorder:
                     yield self._ids[node], before
 
     def _staying(self, graph: Graph, number: int) -> set[int]:
-        """The largest set of nodes whose order among each other is what it was."""
+        """The largest set of nodes whose relative order did not change."""
         places = {node: at for at, node in enumerate(self.state.order.of(number))}
         now = [self._ids[node] for node in graph.nodes if self._ids[node] in places]
         tails: list[int] = []
@@ -320,4 +320,4 @@ class PassRecorder:
 
 
 FEW = 64
-"""Up to that many nodes are placed one by one."""
+"""The most nodes that are placed one by one."""

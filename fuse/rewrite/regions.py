@@ -24,7 +24,7 @@ from fuse.rewrite.ordering import program_order
 
 
 def owner(node: Node) -> Node:
-    """The node that computes the memory behind ``node``: itself, or what it is a view or a part of."""
+    """The node that computes the memory of ``node``: itself, or the base of its views and parts."""
     while True:
         if node.target is operator.getitem and node.op == "call_function":
             node = node.args[0]  # type: ignore[assignment]  # FX types arguments loosely
@@ -39,7 +39,7 @@ def is_region(node: Node) -> bool:
 
 
 def is_constructor(node: Node) -> bool:
-    """Whether ``node`` makes a tensor from numbers alone (``zeros``, ``full``, ``arange``), the same in every call."""
+    """Whether ``node`` makes a tensor from numbers alone (``zeros``, ``full``, ``arange``), equal in every call."""
     return (
         node.op == "call_function"
         and not node.all_input_nodes
@@ -51,7 +51,7 @@ def is_constructor(node: Node) -> bool:
 def build_body(members: Sequence[Node]) -> tuple[GraphModule, list[Node], list[Node]]:
     """A region that computes ``members`` (in program order): its module, the nodes it reads, the nodes it replaces.
 
-    The replaced nodes are those of the group's values that something outside of it reads.
+    The replaced nodes are the members' values that are read outside.
     """
     builder = _BodyBuilder(members)
     for member in members:
@@ -68,9 +68,9 @@ def region_module(body: Graph, results: Sequence[Node]) -> GraphModule:
 
 
 def copied_body(call: Node, values: Sequence[Node]) -> tuple[Graph, list[Node], list[Node]]:
-    """A copy of the body of the region ``call``, not yet with an output: its graph, its results, and ``values`` in it.
+    """A copy of the body of the region ``call``, without an output: the graph, its results, and ``values`` in it.
 
-    ``values`` are parts of ``call`` or views of them.
+    ``values`` are parts of ``call``, or views of parts.
     """
     module = nested.called_module(call)
     assert isinstance(module, GraphModule)
@@ -87,7 +87,7 @@ def copied_body(call: Node, values: Sequence[Node]) -> tuple[Graph, list[Node], 
 
 
 def exchange_body(graph: GraphModule, call: Node, module: GraphModule) -> list[Node]:
-    """Let the region ``call`` run ``module``, which returns what it did and more; the new parts, in order."""
+    """Make the region ``call`` run ``module``, which returns further results; returns new nodes for these, in order."""
     old = nested.called_module(call)
     assert isinstance(old, GraphModule)
     module.meta = {**old.meta, **module.meta}
@@ -134,7 +134,7 @@ class _BodyBuilder:
         return copied
 
     def resolve(self, node: Node) -> Node:
-        """The body's node for an argument: a value computed inside, or a placeholder."""
+        """The body's node for an argument: a copied node, or a placeholder."""
         if node not in self.inner:
             if is_constructor(node) or (owner(node) in self.members and node not in self.members):
                 self._copy_call(node)
@@ -151,7 +151,7 @@ class _BodyBuilder:
         self.inputs.append(node)
 
     def _inline(self, call: Node) -> None:
-        """The body of a region that joins: its results stand for the parts that the parent read."""
+        """Copy the body of a region that joins; its results replace the parts that the parent graph reads."""
         module = nested.called_module(call)
         assert isinstance(module, GraphModule)
         within: dict[Node, Node] = {}
@@ -167,7 +167,7 @@ class _BodyBuilder:
             self.inner[part] = results[part.args[1]]  # type: ignore[index]  # FX types arguments loosely
 
     def results(self) -> list[Node]:
-        """Values of the group that are read outside of it, in program order."""
+        """The values of the group that are read outside of it, in program order."""
         found: list[Node] = []
         for member in sorted(self.members):
             parts = list(member.users) if _has_parts(member) else [member]
@@ -179,7 +179,7 @@ class _BodyBuilder:
         return wanted
 
     def _read(self, value: Node) -> bool:
-        """Whether anything outside the group reads ``value``, directly or through views."""
+        """Whether any node outside of the group reads ``value``, directly or through views."""
         stack = list(value.users)
         while stack:
             user = stack.pop()
@@ -198,9 +198,9 @@ def _has_parts(node: Node) -> bool:
 def insert_region(
     graph: GraphModule, members: Sequence[Node], module: Module, inputs: list[Node], results: list[Node]
 ) -> Node:
-    """Put a region (of :func:`build_body`) where the last member stands; the members go, their users read its parts.
+    """Insert a region of :func:`build_body` at the last member. The members are erased; their users read its parts.
 
-    The caller restores the program order with :func:`sort` when members were not neighbours.
+    If the members were not neighbours, the caller restores the program order with :func:`sort`.
     """
     name = _free_name(graph)
     graph.add_submodule(name, module)
@@ -217,14 +217,14 @@ def insert_region(
 
 
 def _erase_group(members: Sequence[Node]) -> None:
-    """Erase the members and the views and parts of them that are now unread."""
+    """Erase the members, and those of their views and parts that nothing reads any more."""
     worklist = list(reversed(members))
     for node in worklist:
         erase_with_users(node)
 
 
 def erase_with_users(node: Node) -> None:
-    """Erase ``node`` and the views and parts of it, none of which anything reads any more."""
+    """Erase ``node`` with its views and parts, which nothing reads."""
     for user in list(node.users):
         if not user._erased:
             erase_with_users(user)
@@ -238,7 +238,7 @@ def _free_name(graph: GraphModule) -> str:
 
 
 def sort(graph: Graph) -> None:
-    """Restore program order: every node after what it needs, otherwise as before; effects keep their order."""
+    """Restore program order: every node behind its operands, otherwise as before; effects keep their order."""
     order = program_order(graph.nodes, lambda node: node.all_input_nodes, _has_effects)
     output = order[-1]
     for node in order:

@@ -3,9 +3,9 @@
     @register_pass(stage="loops", after="roll_whole_loops")
     def merge_sibling_gemms(graph): ...
 
-Passes run stage by stage. Within a stage the order follows from what each pass declares; where nothing is declared, the
-order of registration holds. The passes that come with fuse live in ``fuse.passes`` and are loaded like any plugin;
-others are found through the entry-point group ``fuse.passes``.
+Passes run stage by stage. Within a stage, each pass declares which passes it runs after and before; otherwise the order
+of registration holds. fuse's own passes are in ``fuse.passes``, and are loaded like a plugin; others are found through
+the entry-point group ``fuse.passes``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fuse.rewrite.verdict import Verdict
 PassFunction = Callable[[GraphModule], Iterator[Verdict]]
 
 Stage = Literal["clean", "loops", "match", "fuse", "finish"]
-"""What is left behind: a plain graph; loops and merged products; fusions that patterns name; regions of one launch; and
-regions that are joined to loops or lie side by side."""
+"""The graph after each stage: clean is plain; loops has loops and merged products; match has the fusions of patterns;
+fuse has regions, each one launch; finish has regions joined to loops or merged side by side."""
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """All stages, in the order in which they run."""
@@ -35,7 +35,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True)
 class PassInfo:
-    """One registered pass; ``origin`` is the module that defines it; ``enabled``: it runs without being selected."""
+    """One registered pass. ``origin``: the module that defines it. ``enabled``: it runs without being selected."""
 
     name: str
     function: PassFunction
@@ -67,13 +67,14 @@ def register_pass(
 ) -> Callable[[PassFunction], PassFunction]:
     """Register a generator of verdicts as the pass of its own name.
 
-    It runs wherever fuse runs the passes of ``stage``: on whole graphs, on bodies of loops, forward and backward.
-    ``after`` and ``before`` name passes that must run earlier and later. ``before_gradients``: in training it also runs
-    on the recorded call, before gradients are taken loop by loop; autograd goes through what it leaves. Passes of the
-    stages clean and loops do, unless they say False. The first line of the docstring (the module's, when the function
-    has none) is the summary that ``fuse passes`` prints. A pass with ``enabled=False`` runs only when it is selected.
+    The pass runs with the others of its ``stage``: on whole graphs, on bodies of loops, forward and backward. ``after``
+    and ``before`` name passes that must run earlier and later. ``before_gradients``: in training, the pass also runs on
+    the recorded call, before gradients are taken loop by loop; autograd then differentiates its result. The default is
+    True for the stages clean and loops. The first line of the docstring (of the function, otherwise of the module) is
+    the summary that ``fuse passes`` prints. A pass with ``enabled=False`` runs only when it is selected.
 
-    Raises ``FuseError`` when the name is taken, and for a stage that there is not.
+    Raises:
+        FuseError: the name is taken, or there is no such stage.
 
     >>> from fuse.rewrite.verdict import declined
     >>> @register_pass(enabled=False)
@@ -113,7 +114,7 @@ def register_pass(
 
 
 def unregister(name: str) -> None:
-    """Forget the pass ``name``, for passes that live no longer than a test or a notebook cell."""
+    """Remove the pass ``name``, such as one of a test or a notebook cell."""
     del _installed.by_name[name]
 
 
@@ -128,12 +129,12 @@ def registered() -> list[PassInfo]:
 
 
 def broken_plugins() -> tuple[BrokenPlugin, ...]:
-    """The plugins that failed to load, or that declare an order which the other passes do not allow."""
+    """The plugins that failed to load, or whose declared order contradicts other passes."""
     return _installed.broken()
 
 
 def find(name: str) -> PassInfo:
-    """The pass called ``name``; ``FuseError`` with a suggestion when there is none."""
+    """The pass called ``name``; ``FuseError`` with a suggestion if there is none."""
     return _installed.find(name)
 
 
@@ -171,9 +172,10 @@ def earlier_than(name: str, passes: Sequence[str] | None = None) -> list[str]:
 
 
 def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
-    """Sort ``passes`` by stage and by what they declare, keeping the given order where nothing is declared.
+    """``passes`` sorted by stage and by their declarations; otherwise in the given order.
 
-    Raises ``FuseError`` for a constraint that names no pass and for constraints that contradict each other.
+    Raises:
+        FuseError: a declaration names no pass, or declarations contradict each other.
     """
     infos = list(passes)
     by_name = {info.name: info for info in infos}

@@ -1,10 +1,11 @@
-"""Remember what a graph says, to put it back when a pass fails halfway.
+"""Store the contents of a graph, to restore them if a pass fails.
 
-    before = taken(graph)      what each node says, in order, and the modules inside
+    before = taken(graph)      the contents of each node, in order, and of the modules inside
     ...                        passes change the graph in place
-    put_back(graph, before)    new nodes that say the same
+    put_back(before)           new nodes with the same contents
 
-Nothing is copied that passes replace as a whole (values, signatures), so that taking costs a twentieth of a copy.
+Objects that passes only replace as a whole (values, signatures) are not copied, so that this takes a twentieth of the
+time of a copy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _NodeState:
 
 @dataclass(frozen=True)
 class _ModuleState:
-    """A graph, region or loop: its metadata and its children; ``nodes`` is None for what is no graph."""
+    """The metadata and children of a graph, region or loop; ``nodes`` is None for a module without a graph."""
 
     module: Module
     meta: dict[str, Any]
@@ -42,7 +43,7 @@ Snapshot = tuple[_ModuleState, ...]
 
 
 def taken(graph: GraphModule) -> Snapshot:
-    """State of ``graph`` and the modules inside of it, outermost first."""
+    """The contents of ``graph`` and of the modules in it, outermost first."""
     return tuple(
         _ModuleState(module, dict(getattr(module, "meta", {})), dict(module._modules), _nodes(module))
         for module in graph.modules()
@@ -56,7 +57,7 @@ def _nodes(module: Module) -> tuple[_NodeState, ...] | None:
 
 
 def put_back(before: Snapshot) -> None:
-    """Let every module of which ``before`` was taken say again what it said then.
+    """Restore the contents of every module in ``before``.
 
     >>> import torch, fuse
     >>> graph = fuse.capture(torch.nn.Tanh(), (torch.zeros(3),))

@@ -1,8 +1,8 @@
 """Surgery on a captured graph that keeps every node's metadata and source line.
 
-Passes create, replace and erase nodes only through these functions, so that ``meta["val"]`` (what eager would have:
-shape, strides, dtype) and ``meta["source"]`` (the user's line) hold on every node at any time. Each costs time in
-proportion to the nodes it touches, never to the graph.
+Passes create, replace and erase nodes only through these functions. So every node always has ``meta["val"]`` (a fake
+tensor with eager's shape, strides and dtype) and ``meta["source"]`` (the user's line). Each function takes time
+proportional to the nodes that it changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fuse.rewrite import effects
 
 
 def fake_mode(graph: Graph) -> FakeTensorMode:
-    """The mode that all fake values of ``graph`` share; a new one for a graph without tensors."""
+    """The fake mode of all values of ``graph``; a new one for a graph without tensors."""
     for node in graph.nodes:
         val = node.meta.get("val")
         first = val[0] if isinstance(val, (tuple, list)) and val else val
@@ -34,10 +34,10 @@ def fake_mode(graph: Graph) -> FakeTensorMode:
 
 
 def insert(before: Node, target: Callable[..., Any], /, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
-    """Insert a call of ``target`` in front of ``before``; its value's metadata is found by running it on fake values.
+    """Insert a call of ``target`` before ``before``; its metadata is the result of running it on fake values.
 
-    The source line is that of ``like`` (default ``before``). Raises what ``target`` raises for operands that do not
-    fit, with the graph unchanged.
+    The source line is that of ``like`` (default: ``before``). Errors of ``target`` are raised, with the graph
+    unchanged.
     """
     val = fake_value(before.graph, target, args, kwargs)
     with before.graph.inserting_before(before):
@@ -48,29 +48,30 @@ def insert(before: Node, target: Callable[..., Any], /, *args: Any, like: Node |
 
 
 def fake_value(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fake results of ``target(*args, **kwargs)``; nodes among the arguments stand for their values."""
+    """The fake result of ``target(*args, **kwargs)``, with their values in place of nodes."""
     fake_args, fake_kwargs = map_arg((args, kwargs), lambda node: node.meta["val"])
     with fake_mode(graph), torch.no_grad():
         return target(*fake_args, **fake_kwargs)
 
 
 def replace(node: Node, new: Node) -> None:
-    """Let every user of ``node``, the output included, use ``new``; then erase ``node`` and what only it needed.
+    """Make every user of ``node``, including the output, use ``new``; then erase ``node`` and everything that only it
+    needs.
 
-    Views of ``node`` become views of ``new``, so their metadata is computed afresh.
+    Views of ``node`` become views of ``new``, with new metadata.
     """
     if not new.meta.get("source"):
         new.meta["source"] = node.meta.get("source", "")
-    views = views_of(node)  # asked of ``node``: ``new`` may have thousands of users
+    views = views_of(node)  # taken from ``node``: ``new`` may have thousands of users
     node.replace_all_uses_with(new)
     erase(node)
     refresh_views(views)
 
 
 def erase(*nodes: Node) -> None:
-    """Erase ``nodes`` that have no user left, and those of their operands that nothing else needs.
+    """Erase those ``nodes`` that have no users, and their operands that nothing else needs.
 
-    Placeholders stay, and so does whatever has an effect besides its value.
+    Placeholders and nodes with effects stay.
     """
     worklist = list(nodes)
     while worklist:
@@ -87,7 +88,7 @@ def views_of(node: Node) -> list[Node]:
 
 
 def refresh_views(views: Iterable[Node]) -> None:
-    """Compute the metadata of ``views`` and of the views of them again, after the memory or layout below changed."""
+    """Compute the metadata of ``views``, and of views of them, again: the layout of their base has changed."""
     worklist = list(views)
     while worklist:
         view = worklist.pop()
@@ -96,21 +97,21 @@ def refresh_views(views: Iterable[Node]) -> None:
 
 
 def ancestors_after(nodes: Iterable[Node], before: Node) -> list[Node]:
-    """``nodes`` and what they need, as far as it comes after ``before``, in program order."""
+    """``nodes`` and everything that they need, as far as it is behind ``before``, in program order."""
     return sorted(cone(nodes, lambda node: before < node))
 
 
 def hoist(nodes: Iterable[Node], before: Node) -> None:
-    """Move ``nodes``, and what they need, in front of ``before`` where they come after it.
+    """Move ``nodes``, and everything that they need, in front of ``before`` if they are behind it.
 
-    The caller has made sure that none of them needs ``before`` and that all are pure.
+    The caller ensures that none of them needs ``before``, and that all are pure.
     """
     for node in ancestors_after(nodes, before):
         before.prepend(node)
 
 
 def add_constant(graph: GraphModule, tensor: torch.Tensor, like: Node, origin: GraphModule | None = None) -> Node:
-    """Append a placeholder that stands for ``tensor`` and describe it in the graph's signature."""
+    """Add a placeholder for the constant ``tensor``, and describe it in the graph's signature."""
     signature: Signature = graph.meta["signature"]
     name = f"_constant_{sum(spec.kind == 'constant' for spec in signature.inputs)}"
     last = graph.graph.find_nodes(op="placeholder")[-1:] or [graph.graph._root]
@@ -124,15 +125,15 @@ def add_constant(graph: GraphModule, tensor: torch.Tensor, like: Node, origin: G
 
 
 def node_key(node: Node) -> Hashable:
-    """A key that two nodes share when they compute the same thing from the same operands.
+    """A key that is equal for nodes that compute the same from the same operands.
 
-    Constants count as equal by type and value: 1, 1.0 and True differ, 0.0 and -0.0 differ, two NaNs are equal.
+    Constants are equal if type and value are: 1, 1.0 and True differ, 0.0 and -0.0 differ, two NaNs are equal.
     """
     return (node.op, node.target, constant_key(node.args), constant_key(node.kwargs))
 
 
 def constant_key(value: Any) -> Hashable:
-    """The part of ``node_key`` for one argument; lists and tuples of equal items are equal.
+    """The part of :func:`node_key` for one argument; lists and tuples of equal items are equal.
 
     >>> constant_key([1, 2]) == constant_key((1, 2))
     True
@@ -156,4 +157,4 @@ def constant_key(value: Any) -> Hashable:
 
 
 _COMPARABLE = frozenset([Node, int, bool, str, type(None), torch.dtype, torch.device])
-"""What most arguments are: values that are the same constant when they are of one type and equal."""
+"""Types of most arguments: values of these types are the same constant if type and value are equal."""

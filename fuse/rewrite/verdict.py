@@ -1,7 +1,7 @@
-"""Verdict of a pass on a candidate: a rewrite that it offers, or the reason why not.
+"""The verdict of a pass on a candidate: an offered rewrite, or the reason for declining it.
 
-A pass is a generator of verdicts. An offered rewrite carries the work as a function that is not yet called: the
-pipeline numbers it, looks at the fuel and then calls it, or leaves the graph as it was. Either way the pass goes on.
+A pass is a generator of verdicts. An offered rewrite contains the function that builds it. The pipeline numbers the
+offer, and calls the function if there is fuel left. Then the pass goes on.
 
     for node in candidates(graph):
         if reason := obstacle(node):
@@ -23,7 +23,7 @@ Arguments = TypeVarTuple("Arguments")
 
 @dataclass(frozen=True)
 class Rewrite:
-    """An offer to rewrite ``nodes``; ``build`` does it when called, once."""
+    """An offer to rewrite ``nodes`` by one call of ``build``."""
 
     nodes: tuple[Node, ...]
     build: Callable[[], object] = field(compare=False)
@@ -32,7 +32,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Rejection:
-    """``nodes`` looked like a candidate and stay as they are, for ``reason``."""
+    """A candidate ``nodes`` that stays as it is, for ``reason``."""
 
     nodes: tuple[Node, ...]
     reason: str
@@ -50,9 +50,8 @@ def rewrite(
 ) -> Rewrite:
     """Offer to rewrite ``nodes`` by ``build(*arguments)``.
 
-    ``build`` runs at once when the pipeline accepts the offer, before the pass continues. Without fuel it never runs,
-    so a pass offers each candidate once and does not wait for it to disappear. ``pattern`` names the rule where a pass
-    has several.
+    If the pipeline accepts the offer, ``build`` runs before the pass goes on. Without fuel it never runs; so a pass
+    must offer each candidate once, and not wait for it to disappear. ``pattern`` names the rule, if a pass has several.
 
     >>> from torch.fx import Graph
     >>> node = Graph().placeholder("x")
@@ -64,7 +63,7 @@ def rewrite(
 
 
 def declined(nodes: Node | Sequence[Node], reason: str, *, pattern: str | None = None) -> Rejection:
-    """Say why ``nodes`` stay as they are; the user reads ``reason`` as it stands.
+    """Decline the candidate ``nodes``; the user reads ``reason`` unchanged.
 
     >>> from torch.fx import Graph
     >>> declined(Graph().placeholder("x"), "results differ in dtype").reason

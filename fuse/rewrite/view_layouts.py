@@ -1,4 +1,4 @@
-"""The layout of a view, tried on tensors without data: cheap, and an impossible view does no harm."""
+"""Layouts of views, computed by torch on tensors without data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 
 def without_data(val: Tensor, stride: Sequence[int] | None = None) -> Tensor:
-    """A tensor without data, of the sizes, dtype and strides (or the given ones) of ``val``, starting at offset 0.
+    """A meta tensor with the sizes, dtype and strides (or the given ``stride``) of ``val``, and offset 0.
 
     >>> without_data(torch.zeros(4, 6)[:, 2:]).stride()
     (6, 1)
@@ -26,9 +26,9 @@ def without_data(val: Tensor, stride: Sequence[int] | None = None) -> Tensor:
 def view(
     target: OpOverload, val: Tensor, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
 ) -> Any:
-    """``target(val, *arguments)`` for a view operator and a stand-in, or None where there is no such view.
+    """``target(val, *arguments)`` for a view operator and a meta tensor; None if there is no such view.
 
-    Unrolled loops ask the same in every step: answers are kept. What is returned is for looking at only.
+    Unrolled loops ask for the same view in every step, so that results are stored. They must not be changed.
 
     >>> view(torch.ops.aten.view.default, without_data(torch.zeros(4, 6).t()), ([24],)) is None
     True
@@ -37,7 +37,7 @@ def view(
     try:
         if key in _ANSWERS:
             return _ANSWERS[key]
-    except TypeError:  # an argument that is no key
+    except TypeError:  # an argument that cannot be hashed
         return _asked(target, val, arguments, options)
     if len(_ANSWERS) >= MOST_ANSWERS:
         _ANSWERS.clear()
@@ -54,7 +54,7 @@ def _asked(target: OpOverload, val: Tensor, arguments: Sequence[Any], options: M
 
 
 def _key(value: Any) -> Hashable:
-    """What a layout may depend on."""
+    """Everything in an argument that a layout may depend on."""
     if isinstance(value, Tensor):
         held = value.untyped_storage().nbytes()
         return value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, held

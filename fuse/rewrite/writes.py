@@ -1,6 +1,6 @@
-"""Writes into parts of a tensor, as functional operators: where they write, and what.
+"""Functional writes into parts of a tensor: their positions and values.
 
-select_scatter(out, copy(place, value), 1, t)        at position t of dimension 1, value
+select_scatter(out, copy(place, value), 1, t)        writes value to position t of dimension 1
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ COPIES = (aten.copy.default, aten.fill.Tensor)
 
 
 def written(write: Node) -> Node:
-    """The value that is written, before it is copied into the layout of its place: the collection does that."""
+    """The written value, before it is copied into the layout of its place."""
     value: Node = write.args[1]  # type: ignore[assignment]  # FX types arguments loosely
     return value.args[1] if value.target in COPIES else value  # type: ignore[return-value]  # FX types arguments loosely
 
 
 def piece(write: Node, before: Node) -> Node:
-    """What ``write`` writes, in the dtype of the tensor and as large as its place; made in front of ``before``."""
+    """The written value as a node before ``before``, in the tensor's dtype and the shape of its place."""
     value, place = written(write), write.args[1].meta["val"]  # type: ignore[union-attr]  # FX types arguments loosely
     dtype = write.meta["val"].dtype
     if value.meta["val"].dtype != dtype:
@@ -35,14 +35,14 @@ def piece(write: Node, before: Node) -> Node:
 
 
 def dimension(node: Node) -> int:
-    """The dimension along which a write, or the view that reads its place, takes a part."""
+    """The dimension of a write, or of the view that reads its place."""
     default = 0 if node.target in (aten.slice_scatter.default, aten.slice.Tensor) else None
     rank: int = _whole(node).dim()
     return int(_argument(node, 0, "dim", default)) % rank
 
 
 def span(node: Node) -> tuple[int, int]:
-    """First position of the part and the one after the last; an empty span for a part with steps."""
+    """The first position of the part, and the position after the last; an empty span for a part with steps."""
     extent = _whole(node).shape[dimension(node)]
     if node.target in (aten.select_scatter.default, aten.select.int):
         index = _argument(node, 1, "index", None) % extent
@@ -58,6 +58,6 @@ def _whole(node: Node) -> torch.Tensor:
 
 
 def _argument(node: Node, position: int, name: str, default: Any) -> Any:
-    """An argument by its position behind the tensors."""
+    """An argument by its position behind the tensors, or by name."""
     at = position + (2 if node.target in WRITES else 1)
     return node.args[at] if len(node.args) > at else node.kwargs.get(name, default)

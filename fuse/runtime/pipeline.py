@@ -36,9 +36,9 @@ from fuse.devices import is_host
 from fuse.errors import FuseError
 from fuse.graph.host_work import (
     DeviceStage,
+    GeneratorStates,
     HostWork,
     NoHostWork,
-    States,
     host_work,
     reached_by_host_work,
     set_states,
@@ -91,8 +91,8 @@ class _Handed:
     """What the host part of a batch came to: values by name, or what it raised; and what it drew."""
 
     values: dict[str, Any]
-    before: States
-    after: States
+    before: GeneratorStates
+    after: GeneratorStates
     raised: BaseException | None = None
 
     @property

@@ -259,10 +259,10 @@ def test_a_right_gradient_passes_what_is_tried():
     [
         (lambda grad, x: grad * (1 - x.tanh()), "backward: gradient of x: error"),
         (lambda grad, x: None, "backward gives no gradient of x, and the pattern has one"),
-        (lambda grad, x: (grad, None), "backward gives 2 gradients, and the pattern takes 1 parameters"),
-        (lambda grad, other, x: grad, "backward takes 2 gradients of results, and the pattern has 1"),
+        (lambda grad, x: (grad, None), "backward gives 2 gradients, and the pattern has 1 parameters"),
+        (lambda grad, other, x: grad, "backward takes the gradients of 2 results, and the pattern has 1"),
         (lambda grad, x: grad.sum(), "backward gives float64[] for x, which is float64[8, 8]"),
-        (lambda grad, x: grad.mul_(2), "backward writes to a tensor that it is given"),
+        (lambda grad, x: grad.mul_(2), "backward writes to one of its arguments"),
         (lambda grad, x: grad @ x[:3], "backward fails, RuntimeError"),
     ],
     ids=["formula", "nothing", "too many", "results", "shape", "writes", "fails"],

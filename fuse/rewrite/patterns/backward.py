@@ -1,11 +1,11 @@
-"""Gradients by a pattern's own rule: ``backward``, called as it is written and held to what autograd expects.
+"""Gradients by a pattern's own rule, the method ``backward``, checked against autograd's requirements.
 
     def backward(self, grad, x, weight): ...              a gradient, or None, for each parameter of ``pattern``
-    def backward(self, grad, x, weight, *, result): ...   also given what the pattern computed
+    def backward(self, grad, x, weight, *, result): ...   also gets the result of the pattern
     def backward(self, grad_y, grad_z, x): ...            one gradient for each result
 
-As in ``torch.autograd.Function``: no gradient is None, a result that no loss is made of has a gradient of zeros, and
-results that are not real numbers have None. The code is plain PyTorch, and recorded like a model's.
+As in ``torch.autograd.Function``, None means no gradient. A result that the loss does not use has a gradient of zeros;
+a result that is not real has None. The code is plain PyTorch, recorded like a model's.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from fuse.rewrite.patterns.definition import Pattern
 def gradients(
     pattern: Pattern, arguments: Sequence[Any], results: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """The gradients of the tensors among ``arguments``, in order, where those of ``results`` are ``tangents``.
+    """The gradients of the tensors among ``arguments``, in order; ``tangents`` are the gradients of ``results``.
 
-    Arguments are tensors, lists of tensors, and None for one that the pattern does not read. Runs in the environment of
-    the pattern's constants.
+    Arguments are tensors, lists of tensors, and None for one that the pattern does not read. Must run in the
+    environment of the pattern's constants.
 
     Raises:
-        FuseError: ``backward`` gives other gradients than there are tensors, or of another shape or dtype, or writes to
-            what it is given.
+        FuseError: ``backward`` returns the wrong number of gradients, a wrong shape or dtype, or writes to an argument.
     """
     backward = pattern.backward
     assert backward is not None
@@ -41,15 +40,15 @@ def gradients(
     named = {"result": results[0] if len(results) == 1 else tuple(results)} if "result" in takes else {}
     wanted = len(takes) - len(named) - len(arguments)
     if wanted != len(tangents):
-        raise FuseError(f"backward takes {wanted} gradients of results, and the pattern has {len(tangents)}")
+        raise FuseError(f"backward takes the gradients of {wanted} results, and the pattern has {len(tangents)}")
     held = [one for one in pytree.tree_leaves((tangents, arguments, results)) if isinstance(one, Tensor)]
     versions = [one._version for one in held]
     answer = backward(*tangents, *arguments, **named)
     if versions != [one._version for one in held]:
-        raise FuseError("backward writes to a tensor that it is given")
+        raise FuseError("backward writes to one of its arguments")
     given = answer if isinstance(answer, tuple) else (answer,)
     if len(given) != len(arguments):
-        raise FuseError(f"backward gives {len(given)} gradients, and the pattern takes {len(arguments)} parameters")
+        raise FuseError(f"backward gives {len(given)} gradients, and the pattern has {len(arguments)} parameters")
     found: list[Tensor | None] = []
     for parameter, argument, gradient in zip(pattern.parameters, arguments, given, strict=True):
         tensors = argument if isinstance(argument, list) else [argument]
@@ -85,20 +84,20 @@ def _kind(tensor: Tensor) -> str:
 
 
 def is_differentiable(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers that have gradients."""
+    """Whether a tensor has a dtype with gradients."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def results_of(pattern: Pattern, arguments: Sequence[Any]) -> list[Tensor]:
-    """The results of the pattern."""
+    """The results of the pattern for these arguments."""
     answer = pattern.function(*arguments)
     return list(answer) if isinstance(answer, (tuple, list)) else [answer]
 
 
 def with_gradients(pattern: Pattern) -> Callable[..., Any]:
-    """A function of the pattern's parameters that runs it and its gradients, and returns those that are not None.
+    """A function of the pattern's parameters that returns the results and the gradients that are not None.
 
-    It raises ``CaptureError`` where :func:`gradients` raises.
+    It raises ``CaptureError`` if :func:`gradients` raises.
     """
 
     @functools.wraps(pattern.function)
@@ -115,9 +114,9 @@ def with_gradients(pattern: Pattern) -> Callable[..., Any]:
 
 
 def operator_of(pattern: Pattern, running: Callable[[], Any]) -> Callable[..., Any]:
-    """The pattern as one function of autograd whose gradient is ``backward``; run within the context ``running()``.
+    """The pattern as one function of autograd, whose gradient is ``backward``, run in the context ``running()``.
 
-    It takes the tensors among the pattern's arguments after a tree specification of these.
+    Its arguments are the tree specification of the pattern's arguments, then the tensors among these.
     """
 
     class Operator(torch.autograd.Function):

@@ -1,12 +1,11 @@
-"""Where a pattern holds: classes of calls, and what came of trying it on each.
+"""Classes of calls for which a pattern was tested, with the results.
 
     float32[n, n], float32[n]                  right
     float64[n, n], float32[n]                  raised    replace raises RuntimeError: mixed dtype (CPU)
     float32[n, 1] transposed, float32[n]       wrong     result 0: error 0.5 at (0, 0), allowed 1.2e-06
 
-A class says dtypes, ranks, where sizes are 0 or 1 (which is what is broadcast), how tensors lie in memory, and the
-pattern's own numbers; of the sizes themselves it says nothing. A pattern is used in calls of a class that it was right
-on.
+A class contains dtypes, ranks, which sizes are 0 or 1 (1 is broadcast), layouts, and the pattern's own numbers; it does
+not contain other sizes. A pattern is used only for classes with the result ``right``.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from torch import Tensor
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
-Outcome = Literal["right", "raised", "wrong", "not tried"]
+TrialOutcome = Literal["right", "raised", "wrong", "not tried"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The verdict on one class of calls, with a reason where it is not ``right``."""
+    """The result of testing one class of calls; ``reason`` is empty if it is ``right``."""
 
-    outcome: Outcome
+    outcome: TrialOutcome
     reason: str = ""
 
     def __str__(self) -> str:
@@ -38,7 +37,8 @@ RIGHT = Trial("right")
 
 
 def class_of(arguments: Sequence[Any], choices: Mapping[str, int], constants: Mapping[str, Any] = _NONE) -> str:
-    """The class of a call: its tensors, lists of tensors and None where one is not read, alternatives taken, numbers.
+    """The class of a call. ``arguments``: tensors, lists of tensors, and None for one that is not read. ``choices``:
+    the alternatives taken.
 
     >>> import torch
     >>> class_of([torch.ones(2, 3), torch.ones(1, 3).half(), [torch.ones(3, 2).t()]], {"bias": 1}, {"eps": 0.1})
@@ -60,7 +60,7 @@ def _told(argument: Any) -> str:
 
 
 def layout_of(tensor: Tensor) -> str:
-    """How a tensor lies in memory, dimensions of one element left out.
+    """The memory layout of a tensor in a word, ignoring dimensions of one element.
 
     >>> import torch
     >>> [layout_of(one) for one in (torch.ones(4, 6), torch.ones(4, 6).t(), torch.ones(4, 6)[:, ::2])]

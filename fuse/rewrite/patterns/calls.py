@@ -1,9 +1,9 @@
-"""Calls of operators that differ in nothing but where their operands come from, and the term that they have in common.
+"""Operator calls that differ only in their operands, and the term that they share.
 
     relu_3 = relu(add_7)        relu_9 = relu(add_21)        one call:  relu(#0), f32[4, 16] from f32[4, 16]
 
-A large graph has few different calls. The term of each is made once, over leaves that stand for the operands by their
-place among the distinct ones; what is told of a node is its call, and its operands in that order.
+A large graph has few different calls. The term of each is made once, over leaves that stand for its distinct operands
+by number. A node is then its call and its operands, in that order.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fuse.rewrite.surgery import constant_key
 
 @dataclass(frozen=True, eq=False)
 class CallShape:
-    """One call: its ``term``, over leaves; the steps of that, the last first, and those that read each leaf, and
-    each step ``within`` the call.
+    """One call, as a ``term`` over leaves.
 
-    ``viewed`` is the place of the leaf that the call is a view of, or -1 where it computes something. ``last`` are the
-    steps whose value it is: a second one where an operand is a tensor of equal elements, which may be read as a number.
-    ``names`` are what those are called, and ``number`` where the value is one.
+    ``steps``: the terms that compute something, the last first. ``last``: the steps whose value is the result; there
+    are two if an operand has equal elements, and may be read as a number. ``reading``: the steps that read each leaf.
+    ``within``: the steps that read each step. ``viewed``: the number of the leaf that the call is a view of; -1 if it
+    computes something. ``names``: the names of ``last``, and ``number`` if the result may be read as a number.
     """
 
     term: Term
@@ -44,14 +44,14 @@ class CallShape:
 
 
 class NodeCall(NamedTuple):
-    """The target and arguments of a node."""
+    """The call of a node, and its distinct operands."""
 
     shape: CallShape
     operands: tuple[Node, ...]
 
 
 class Calls:
-    """The calls of one graph, told apart; ``terms`` has what they compute. ``constants`` are values that are known."""
+    """The different calls of one graph. ``terms``: the table of their terms. ``constants``: known values of nodes."""
 
     def __init__(self, constants: Mapping[Node, Tensor | None] | None = None) -> None:
         self.terms = Terms()
@@ -62,15 +62,15 @@ class Calls:
         self._layouts: dict[Node, Hashable] = {}
         self._known: dict[Node, NodeCall] = {}
         self._fills: dict[Node, Term | None] = {}
-        self._makers: dict[int, bool] = {}  # by the target's id: hashing a target costs more
+        self._makers: dict[int, bool] = {}  # by id of the target: hashing a target takes longer
         self._shapes: dict[Hashable, CallShape] = {}
 
     def type_of(self, node: Node) -> Any:
-        """What the value of ``node`` looks like; equal looks are one object."""
+        """The type of the value of ``node``, a tuple for several results. Equal types are one object."""
         tensor_type = self._types.get(node)
         if tensor_type is None:
             value = node.meta.get("val")
-            # a tensor_type costs more than what tells it apart
+            # a key costs less than a type
             key = (value.shape, value.dtype, value.fake_device) if isinstance(value, FakeTensor) else type_of(value)
             tensor_type = self._same_types.get(key)
             if tensor_type is None:
@@ -79,7 +79,7 @@ class Calls:
         return tensor_type
 
     def layout(self, node: Node) -> Hashable:
-        """What the value of ``node``, one tensor or several, looks like and how it lies in memory."""
+        """A key of type and strides of the value of ``node``, one tensor or several."""
         known = self._layouts.get(node)
         if known is None:
             value = node.meta["val"]
@@ -89,7 +89,7 @@ class Calls:
         return known
 
     def alike(self, nodes: Sequence[Node]) -> Hashable:
-        """What tells these calls, in this order, from others: what they are, how they lie, what reads what."""
+        """A key that is equal for sequences of nodes with equal calls, layouts and connections."""
         names: dict[Node, int] = {}
         told, within = [], set(nodes)
         for node in nodes:
@@ -100,20 +100,20 @@ class Calls:
         return tuple(told)
 
     def of(self, node: Node) -> NodeCall:
-        """The call of a node whose term can be told."""
+        """The call of a node; the node must be an operator (:func:`fuse.rewrite.patterns.index.is_operator`)."""
         call = self._known.get(node)
         if call is None:
             places: dict[Node, int] = {}
             args = [
                 ("operand", places.setdefault(one, len(places)))
                 if isinstance(one, Node)
-                else one  # nothing else in a key is a bare int
+                else one  # only integers are bare in a key
                 if type(one) is int
                 else _said(one, places)
                 for one in node.args
             ]
             kwargs = node.kwargs
-            said = (id(node.target), *args, _said(kwargs, places) if kwargs else None)  # hashing a target costs more
+            said = (id(node.target), *args, _said(kwargs, places) if kwargs else None)  # hashing a target takes longer
             operands = tuple(places)
             key = (said, id(self.type_of(node)), *map(self._mark, operands))
             shape = self._shapes.get(key)
@@ -123,7 +123,7 @@ class Calls:
         return call
 
     def _mark(self, node: Node) -> int:
-        """What tells an operand from others: its elements where they are equal and known, or else its tensor_type."""
+        """A key of an operand: its elements if they are equal and known, otherwise its type."""
         mark = self._marks.get(node)
         if mark is None:
             mark = self._marks[node] = id(self._fill(node) or self.type_of(node))
@@ -154,7 +154,7 @@ class Calls:
         return CallShape(term, last, steps, reading, within, viewed, names)
 
     def _fill(self, node: Node) -> Term | None:
-        """The term of a node that makes equal elements, or is given one that is known."""
+        """The term of a node with equal, known elements; None for any other node."""
         if node.op == "call_function":
             maker = self._makers.get(id(node.target))
             if maker is None:
@@ -182,14 +182,14 @@ def _makes_from_numbers(target: object) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """Terms over leaves of one's own; the term of a call over given operands is made once."""
+    """A table of terms over other leaves; the term of a call over given operands is made once."""
 
     calls: Calls
     terms: Terms = field(default_factory=Terms)
     _made: dict[Hashable, Term] = field(default_factory=dict)
 
     def term(self, node: Node, term_of: Callable[[Node], Term]) -> Term:
-        """The term of ``node``; ``term_of`` has those of its operands."""
+        """The term of ``node``; ``term_of`` returns the terms of its operands."""
         shape, operands = self.calls.of(node)
         key = (shape, *[term_of(operand) for operand in operands])
         known = self._made.get(key)
@@ -199,7 +199,7 @@ class Table:
 
 
 def _said(argument: Any, places: dict[Node, int]) -> Hashable:
-    """An argument, with nodes as their place among the distinct operands."""
+    """A key of an argument; a node is its number among the distinct operands."""
     if isinstance(argument, Node):
         return ("operand", places.setdefault(argument, len(places)))
     if isinstance(argument, (tuple, list)):

@@ -1,9 +1,9 @@
-"""From one operator call to its term: arguments bound to the schema, then the operator's rule.
+"""From an operator call to its term: arguments bound to the schema, then the operator's rule.
 
     aten.softmax(x, dim=-1)  and  aten.softmax(x, 1)      ->      _softmax(x, dim=1, half_to_float=False)
 
-Binding makes keywords, positions and defaults one; dimensions are counted from the front, lists are tuples, and numbers
-beside a floating tensor are floats. What no rule knows is spelled as it is.
+Binding makes keywords, positions and defaults alike. Dimensions are counted from the front, lists become tuples, and
+numbers beside a floating-point tensor become floats. An operator without a rule keeps its name and arguments.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from fuse.rewrite.patterns.terms import FILL, KNOWN, PART, TensorType, Term, Ter
 
 _DIMENSIONS = frozenset(["dim", "dims", "dim0", "dim1"])
 _OPERANDS = frozenset(["self", "other", "exponent"])
-"""OperatorArguments of elementwise operators that may be a tensor or a number."""
+"""Arguments of elementwise operators that may be a tensor or a number."""
 
 
 _NUMBERS = frozenset(["other", "exponent", "value", "min", "max"])
-"""OperatorArguments that rules take as a tensor's term or as a number, as it is."""
+"""Arguments that rules receive as a tensor's term, or as an unchanged number."""
 
 
 @dataclass(frozen=True)
 class _Schema:
-    """What of an operator's schema a term is made by."""
+    """The parts of an operator's schema that terms depend on."""
 
     name: str
     defaults: Mapping[str, Any]
@@ -65,7 +65,7 @@ def _schema(op: OpOverload) -> _Schema:
 
 
 def may_make(op: OpOverload) -> frozenset[str]:
-    """The names of the terms that compute something which a call of ``op`` may become.
+    """The names of the computing terms that a call of ``op`` may become.
 
     >>> import torch
     >>> sorted(may_make(torch.ops.aten.sqrt.default))
@@ -75,7 +75,7 @@ def may_make(op: OpOverload) -> frozenset[str]:
 
 
 def term_of_node(terms: Terms, node: Node, term_of: Callable[[Node], Term]) -> Term:
-    """The term of a ``call_function`` node; ``term_of`` has those of its operands."""
+    """The term of a ``call_function`` node; ``term_of`` returns the terms of its operands."""
     args, kwargs = _with_terms(node.args, term_of), _with_terms(node.kwargs, term_of)
     terms.origin = node
     if node.target is operator.getitem:
@@ -86,7 +86,7 @@ def term_of_node(terms: Terms, node: Node, term_of: Callable[[Node], Term]) -> T
 
 
 def _with_terms(arguments: Any, term_of: Callable[[Node], Term]) -> Any:
-    """OperatorArguments of a node with the terms of nodes in their place."""
+    """Arguments with terms in place of nodes."""
     if isinstance(arguments, Node):
         return term_of(arguments)
     if isinstance(arguments, (tuple, list)):
@@ -99,7 +99,7 @@ def _with_terms(arguments: Any, term_of: Callable[[Node], Term]) -> Any:
 def term_of_call(
     terms: Terms, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensor_type: Any
 ) -> Term:
-    """The term of one call of ``op``, whose tensor arguments are terms and whose result looks like ``tensor_type``.
+    """The term of one call of ``op`` with a result of type ``tensor_type``; tensor arguments are terms.
 
     >>> terms = Terms()
     >>> import torch
@@ -123,7 +123,8 @@ def term_of_call(
 
 
 def _with_numbers(terms: Terms, schema: _Schema, arguments: OperatorArguments) -> OperatorArguments:
-    """A number in a tensor's place, and a tensor of equal elements beside another one, are numbers: ``sub(1, x)``."""
+    """Arguments with number terms for numbers in place of tensors, and for uniform tensors beside another: ``sub(1,
+    x)``."""
     tensors = [value for value in arguments.values() if isinstance(value, Term) and value.name not in KNOWN]
     if not tensors:
         return arguments
@@ -141,7 +142,7 @@ def _with_numbers(terms: Terms, schema: _Schema, arguments: OperatorArguments) -
 
 
 def _acts_as_number(fill: Term, beside: Term) -> bool:
-    """Whether a Python number instead of the tensor ``fill`` would give the same elements."""
+    """Whether replacing the uniform tensor ``fill`` by a Python number would give the same elements."""
     if fill.dtype == beside.dtype:
         return True
     numbers = fill.dtype != torch.bool and beside.dtype != torch.bool
@@ -149,7 +150,7 @@ def _acts_as_number(fill: Term, beside: Term) -> bool:
 
 
 def _as_it_is(terms: Terms, schema: _Schema, arguments: OperatorArguments, tensor_type: Any) -> Term:
-    """The term of an operator that no rule knows: its tensors as operands, everything else as constants."""
+    """The term of an operator without a rule: its tensors are operands, all other arguments constants."""
     first = next((term for value in arguments.values() for term in _terms_in(value)), None)
     operands: list[Term] = []
     constants = []
@@ -177,7 +178,7 @@ def _terms_in(value: Any) -> list[Term]:
 
 
 def _without_terms(value: Any) -> Any:
-    """``value`` as a constant: lists as tuples, tensors in lists as a mark."""
+    """``value`` as a constant: lists become tuples, and tensors in lists a placeholder."""
     if isinstance(value, Term):
         return "tensor"
     return tuple(_without_terms(item) for item in value) if isinstance(value, (list, tuple)) else value

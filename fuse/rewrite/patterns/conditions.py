@@ -1,13 +1,13 @@
-"""Whether a form that lies in the graph may be rewritten there: what the pattern demands, and what must not be lost.
+"""The conditions for rewriting a match: the pattern's demands, and effects that must not change.
 
     constraint          fuse.tensor(...) of a parameter, or check(m)
-    in a loop kernel    the loop around it runs as one launch already
-    refused             trying the pattern found that it is wrong, or does not hold for calls like this one
-    used outside        something else reads a value between the pattern's inputs and its results
-    alias or mutation   the pattern draws random numbers, or the caller would notice whose memory a result is in
+    in a loop kernel    the loop around it is one launch already
+    refused             a test of the pattern failed, or failed for calls like this one
+    used outside        another operator reads a value between the pattern's inputs and its results
+    alias or mutation   the pattern draws random numbers, or the caller would notice a result's memory
     not convex          a path leads from one result, around the pattern, back into it
 
-Each answers with a reason or None; the reasons are what the user reads.
+Each check returns a reason or None; the user reads the reasons.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 
 Answer = TypeVar("Answer")
 
-Kind = Literal[
+VerdictKind = Literal[
     "structure",
     "constraint",
     "alias or mutation",
@@ -50,27 +50,28 @@ Kind = Literal[
     "in a loop kernel",
     "matched",
 ]
-"""Verdicts on a candidate, by how far it came."""
+"""The kinds of verdicts on a candidate, from the earliest check to the last."""
 
 SAVED = "the gradient is computed from it"
-"""Why a value that nothing in the forward graph reads is an output: the backward graph does."""
+"""The reason for an output that nothing in the forward graph reads: the backward graph reads it."""
 
 MAX_WALK = 5000
-"""Nodes visited to see whether a path leads back into one match."""
+"""The most nodes visited to find a path back into one match."""
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why a match is not used: its kind, the reason, the node it is seen at, and what to change in the pattern."""
+    """Why a match is not used: the kind of verdict, the reason, its node, and the change to the pattern that would
+    help."""
 
-    kind: Kind
+    kind: VerdictKind
     reason: str
     node: Node | None = None
     change: str = ""
 
 
 class Surroundings:
-    """Facts about the graph that every match needs, computed once for a graph."""
+    """Facts about the graph for all matches, each computed once."""
 
     def __init__(self, graph: GraphModule) -> None:
         self.graph = graph
@@ -86,7 +87,7 @@ class Surroundings:
             self._fixed[node] = kind != "argument"
 
     def known(self, key: Hashable, find: Callable[[], Answer]) -> Answer:
-        """What ``find`` gives, found once for all matches of this ``key``."""
+        """The result of ``find``, computed once for each ``key``."""
         if key not in self._known:
             self._known[key] = find()
         answer: Answer = self._known[key]
@@ -94,20 +95,20 @@ class Surroundings:
 
     @cached_property
     def _returned(self) -> set[Node]:
-        """The outputs of the graph but for those that are written to its inputs."""
+        """The outputs of the graph, except values that are written to its inputs."""
         signature: Signature | None = self.graph.meta.get("signature")
         written = {mutation.value_index for mutation in signature.mutations} if signature else set()
         own = outputs_of(self.graph.graph)[: self.graph.meta.get("saved_from")]
         return {output for place, output in enumerate(own) if place not in written}
 
     def why_output(self, node: Node) -> str:
-        """Why the graph has ``node`` among its outputs."""
+        """Why ``node`` is an output of the graph."""
         if node not in self.results:
             return SAVED
         return "the model returns it" if node in self._returned else "it is written to an input of the model"
 
     def is_fixed(self, node: Node) -> bool:
-        """Whether ``node`` has the same value in every call, as long as no weight is changed."""
+        """Whether ``node`` has the same value in every call until a weight changes."""
 
         def of(one: Node) -> bool:
             pure = one.op == "call_function" and effects.is_pure(one)
@@ -117,7 +118,7 @@ class Surroundings:
 
 
 def obstacle(found: FoundMatch, around: Surroundings) -> Misfit | None:
-    """The first reason not to rewrite ``found``."""
+    """The first reason not to rewrite ``found``, or None."""
     return (
         _unmet(found, around)
         or _impure(found)
@@ -141,7 +142,7 @@ def _unmet(found: FoundMatch, around: Surroundings) -> Misfit | None:
 
 
 def _rejected(found: FoundMatch) -> Misfit | None:
-    """The verdict of the pattern's own ``check``."""
+    """The verdict of the pattern's ``check``."""
     pattern = found.form.pattern
     if pattern.check is None:
         return None
@@ -149,22 +150,22 @@ def _rejected(found: FoundMatch) -> Misfit | None:
         match = Match(found.inside, tuple(output.node for output in found.outputs), names)
         try:
             answer = pattern.check(match)
-        except Exception as error:  # whatever the user's function raises
+        except Exception as error:  # any error of the user's function
             raise FuseError(
                 f"pattern {pattern.name!r} ({pattern.source}): check failed, {type(error).__name__}: {error}"
             ) from error
     if answer is None:
         return None
     if not isinstance(answer, Failure):
-        return Misfit("constraint", f"check gave {answer!r}, neither None nor m.fail(...)")
+        return Misfit("constraint", f"check returned {answer!r} instead of None or m.fail(...)")
     return Misfit("constraint", answer.reason, answer.node, "another check(self, m)")
 
 
 @contextmanager
 def _named_nodes(found: FoundMatch) -> Iterator[dict[str, Any]]:
-    """Everything that a pattern names, by name: nodes, constants, alternatives.
+    """A context with everything that a pattern names, by name: nodes, constants, alternatives.
 
-    For an input that is turned a node is put into the graph, for as long as this lasts.
+    While it lasts, the graph has a node for each input whose dimensions are permuted.
     """
     views: list[Node] = []
     names: dict[str, Any] = {}
@@ -185,7 +186,7 @@ def _named_nodes(found: FoundMatch) -> Iterator[dict[str, Any]]:
 
 
 def _unlike(name: str, spec: TensorSpec, given: Bound, known: dict[str, Any], around: Surroundings) -> str | None:
-    """Why a tensor is not what ``spec`` wants; ``known`` are the sizes and dtypes that names stand for so far."""
+    """Why a tensor does not meet ``spec``, or None; ``known`` has the sizes and dtypes of names so far."""
     value = given.value()
     dtypes, by_name = spec.dtypes, isinstance(spec.dtype, str)
     if by_name:
@@ -246,7 +247,7 @@ def _unread(found: FoundMatch) -> Misfit | None:
 
 
 def _used_outside(found: FoundMatch, around: Surroundings) -> Misfit | None:
-    """A value between inputs and results that someone else reads; views of results are the results' business."""
+    """A value between inputs and results that another node reads. Views of results may be read."""
     inside = set(found.inside)
     results = {output.node for output in found.outputs}
     for node in found.inside:
@@ -256,7 +257,7 @@ def _used_outside(found: FoundMatch, around: Surroundings) -> Misfit | None:
         if _looks_at(node, results):
             continue
         if found.form.pattern.replace is None and any(_looks_at(result, {node}) for result in results):
-            continue  # a region gives the memory that the result is a view of
+            continue  # a region also returns the base of a result that is a view
         value = node
         if user.target is operator.getitem and user.users:
             value, user = user, next(iter(user.users))
@@ -269,7 +270,7 @@ def _used_outside(found: FoundMatch, around: Surroundings) -> Misfit | None:
 
 
 def _looks_at(node: Node, values: set[Node]) -> bool:
-    """Whether ``node`` is one of ``values`` or a view of one."""
+    """Whether ``node`` is one of ``values``, or a view of one."""
     current: Node | None = node
     while current is not None and current not in values:
         current = effects.view_base(current)
@@ -277,7 +278,7 @@ def _looks_at(node: Node, values: set[Node]) -> bool:
 
 
 def _alias(found: FoundMatch, around: Surroundings) -> Misfit | None:
-    """A result that is a view of an input: a replacement would have memory of its own."""
+    """A result that is a view of an input; a replacement would have memory of its own."""
     if found.form.pattern.replace is None:
         return None
     inside = set(found.inside)
@@ -289,7 +290,7 @@ def _alias(found: FoundMatch, around: Surroundings) -> Misfit | None:
 
 
 def _not_convex(found: FoundMatch, around: Surroundings) -> Misfit | None:
-    """A path from a result around the pattern and back into it; a view of an input is as good as the input."""
+    """A path from a result, around the pattern, and back into it. A view of an input counts as the input."""
     inside = set(found.inside)
     last = max(around.place[node] for node in inside)
     starts = [node for node in found.inside if regions.owner(node) in inside]

@@ -1,4 +1,4 @@
-"""A pattern as it is registered: a function, or a class with ``pattern`` and, as it likes, the other methods.
+"""The definition of a pattern: a function, or a class with ``pattern`` and any of the other methods.
 
 @fuse.pattern                          @fuse.pattern
 def swish(x):                          class ResidualTail:
@@ -30,7 +30,7 @@ METHODS = frozenset(["pattern", "check", "replace", "backward", "examples"])
 
 @dataclass(frozen=True)
 class PatternParameter:
-    """One tensor, or list of tensors, that the pattern is given."""
+    """A parameter of a pattern: one tensor, or a list of tensors."""
 
     name: str
     spec: TensorSpec | ManySpec
@@ -38,10 +38,11 @@ class PatternParameter:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A registered pattern. ``source`` is its file and line; of two that want the same node, ``priority`` wins.
+    """A registered pattern.
 
-    ``finite``: its replacement is right for finite values only, and its author says that this will do. ``overlaps`` are
-    patterns that it is known to compete with.
+    ``source``: its file and line. ``priority``: the pattern with the higher one gets a node that two patterns match.
+    ``finite``: its replacement is right for finite values only, which its author accepts. ``overlaps``: patterns that
+    compete with it on purpose.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Pattern:
 
     @cached_property
     def constrained(self) -> Mapping[str, TensorSpec]:
-        """What the pattern demands of its parameters, by name, where it demands anything of a tensor."""
+        """The demands on parameters that are tensors, by name."""
         anything = TensorSpec()
         return {
             one.name: one.spec for one in self.parameters if isinstance(one.spec, TensorSpec) and one.spec != anything
@@ -69,13 +70,13 @@ class Pattern:
 
     @property
     def file(self) -> str:
-        """The file's name as it stands in front of lines in reports."""
+        """The file name, as in front of lines in reports."""
         return self.source.partition(":")[0]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Result of :meth:`Match.fail`: the reason why a match must not be used."""
+    """The result of :meth:`Match.fail`: why a match must not be used."""
 
     reason: str
     node: Node | None
@@ -83,11 +84,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Match:
-    """What ``check`` is asked to judge: ``m["x"]`` is the node that the pattern's ``x`` is in the graph.
+    """The argument of ``check``: ``m["x"]`` is the graph's node for the pattern's ``x``.
 
-    A list of nodes for a parameter that is ``fuse.many()``, None for one that the alternative taken does not read; the
-    value of a ``fuse.const``, and the position of a ``fuse.either``, under their names. ``nodes`` are those that the
-    pattern covers, ``outputs`` those that stand for its results.
+    For a parameter that is ``fuse.many()``, it is a list of nodes; None for a parameter that the chosen alternative
+    does not read. ``m[name]`` is also the value of a ``fuse.const``, and the position of the alternative of a
+    ``fuse.either``. ``nodes``: all nodes of the match; ``outputs``: those that hold its results.
     """
 
     nodes: tuple[Node, ...]
@@ -100,18 +101,18 @@ class Match:
         return self.bound[name]
 
     def fail(self, reason: str, node: Node | None = None) -> Failure:
-        """The pattern must not fire here, for ``reason``, which the user reads as it stands."""
+        """Decline the match, for ``reason``, which the user reads unchanged."""
         return Failure(reason, node)
 
 
 def define(
     source: Any, priority: int = 0, enabled: bool = True, finite: bool = False, overlaps: Iterable[str] = ()
 ) -> Pattern:
-    """The pattern that a function or a class describes.
+    """The pattern that a function or a class defines.
 
     Raises:
-        FuseError: a class without ``pattern``, with an unknown public method, or whose ``replace`` or ``backward``
-            takes other parameters; a parameter that is not positional.
+        FuseError: a class without ``pattern``, with an unknown public method, or whose ``replace`` or ``backward`` has
+            other parameters; a parameter that is not positional.
     """
     name = source.__name__
     if not inspect.isclass(source):
@@ -136,7 +137,7 @@ def pattern_of(
     finite: bool,
     overlaps: tuple[str, ...],
 ) -> Pattern:
-    """The pattern of ``function`` and of the other methods in ``parts``; ``source`` is what its author wrote."""
+    """The pattern with ``function`` and the other methods in ``parts``; ``source``: its function or class."""
     parameters = _parameters(name, function)
     replace = parts.get("replace")
     if replace is not None and _names(replace) != [one.name for one in parameters]:
@@ -145,7 +146,7 @@ def pattern_of(
     if backward is not None and not _takes_gradients(backward, [one.name for one in parameters]):
         raise FuseError(
             f"pattern {name!r}: backward must take the gradient of each result, then the parameters of pattern in "
-            "their order, and at most the keyword result besides"
+            "their order, and perhaps the keyword result"
         )
     return Pattern(
         name=name,

@@ -1,7 +1,7 @@
-"""Differences between two terms: the first difference on each path, in words, and the change to make.
+"""The differences between two terms: the first on each path, in words, with the change to the pattern.
 
-pattern   cat(x, y, dim=1)          graph   cat(x, y, dim=0)
-"`cat` has dim 0, the pattern wants 1"      change: dim=0, or fuse.const("dim") for any
+pattern   cat(x, y, dim=1)          graph   cat(x, y, dim=0) "`cat` has dim 0, the pattern wants 1"      change: dim=0,
+or fuse.const("dim") for any
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term, below
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. ``reason`` is what the user reads; ``change``, where it is known, the change of the pattern that
-    would lift it. ``wanted`` is the operator of the pattern, ``node`` the place in the graph. ``written``: what differs
-    is that a tensor is written in between.
+    """One difference. ``reason``: for the user. ``change``: the change to the pattern that would remove it, if known.
+
+    ``wanted``: the pattern's operator. ``node``: the graph's node. ``written``: a tensor is written between its uses.
     """
 
     reason: str
@@ -33,7 +33,7 @@ class Difference:
 
 
 def differences(wanted: Term, found: Term) -> Iterator[Difference]:
-    """How the graph's term ``found`` differs from the pattern's ``wanted``; both are of one table."""
+    """The differences between the graph's term ``found`` and the pattern's ``wanted``; both are of one table."""
     if wanted is found:
         return
     if wanted.name != found.name or len(wanted.operands) != len(found.operands):
@@ -63,7 +63,7 @@ def _other_constants(wanted: Term, found: Term) -> Iterator[Difference]:
 
 
 def other_operator(wanted: Term, found: Term) -> Difference:
-    """The difference between two operators, or between one and a value that is given."""
+    """The difference between two operators, or between an operator and a given value."""
     if wanted.name == found.name:
         reason = f"`{found.name}` has {len(found.operands)} operands, the pattern wants {len(wanted.operands)}"
         return _difference(wanted, found, reason, "take them as a list: a parameter with the default fuse.many()")
@@ -77,17 +77,17 @@ def other_operator(wanted: Term, found: Term) -> Difference:
 
 
 def _other_names(wanted: Term, found: Term) -> tuple[str, str]:
-    """Reason and change where the graph has the operator of ``found`` and the pattern that of ``wanted``."""
+    """Reason and change if the graph has the operator of ``found`` and the pattern that of ``wanted``."""
     place = _place(found)
     op = None if place is None else place.target
     if place is not None and isinstance(op, OpOverload) and wanted.name in may_make(op):
-        plain = ops.is_pointwise(op) and found.name != "mul"  # a sum, that may have had a factor and has none
+        plain = ops.is_pointwise(op) and found.name != "mul"  # a sum, which may have a factor and has none
         return (None if plain else other_factors(place, found)) or other_names(*_names(wanted, found))
     return other_names(*_names(wanted, found))
 
 
 def other_factors(place: Node, found: Term) -> tuple[str, str] | None:
-    """Reason and change where ``found``, inside of what ``place`` computes, is a product with a number; -1 is none."""
+    """Reason and change if ``found``, a part of the term of ``place``, is a product with a number other than -1."""
     if found.name == "mul" and any(operand.name == NUMBER and operand.value == -1 for operand in found.operands):
         return None
     name = called(place)
@@ -95,12 +95,12 @@ def other_factors(place: Node, found: Term) -> tuple[str, str] | None:
 
 
 def other_names(wanted: str, found: str) -> tuple[str, str]:
-    """Reason and change where the graph has the operator ``found`` and the pattern ``wanted``."""
+    """Reason and change if the graph has the operator ``found`` and the pattern ``wanted``."""
     return f"`{found}` where the pattern has `{wanted}`", f"fuse.either(...) of `{wanted}` and `{found}`"
 
 
 def _names(wanted: Term, found: Term) -> tuple[str, str]:
-    """What two terms are called: as the operators that they were made for, unless those are of one name."""
+    """The names of two terms: those of the operators that they were made for, unless these are equal."""
     operators = _place(wanted), _place(found)
     if operators[0] is not None and operators[1] is not None:
         names = called(operators[0]), called(operators[1])
@@ -114,7 +114,7 @@ def _difference(wanted: Term, found: Term, reason: str, change: str = "") -> Dif
 
 
 def called(node: Node) -> str:
-    """The operator of a node, for reasons that are counted together whatever the node's number.
+    """The operator's name, without the node's number, so that equal reasons are counted together.
 
     >>> import torch
     >>> called(torch.fx.Graph().call_function(torch.ops.aten.add.Tensor, (1, 2)))
@@ -126,7 +126,7 @@ def called(node: Node) -> str:
 
 
 def paired(wanted: Term, found: Term) -> list[tuple[Term, Term]]:
-    """The operands of both, the equal ones together where the order does not matter."""
+    """Pairs of operands; equal ones are paired first if the operator is commutative."""
     if not wanted.commutative:
         return list(zip(wanted.operands, found.operands, strict=True))
     left, right = list(wanted.operands), list(found.operands)
@@ -142,7 +142,7 @@ def paired(wanted: Term, found: Term) -> list[tuple[Term, Term]]:
 
 
 def common(wanted: Sequence[Term], found: Sequence[Term]) -> set[Term]:
-    """The terms of the pattern that the graph has as they are."""
+    """The pattern's terms that the graph has, too."""
     return set(below(*wanted)) & set(below(*found))
 
 

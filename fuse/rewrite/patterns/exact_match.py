@@ -1,10 +1,10 @@
-"""Compare a form with the place in a graph where it could lie: the pattern is run with the shapes that it has there.
+"""Compare a form exactly with the place in the graph where the search put it: the pattern is run with the shapes there.
 
     placement    x -> relu_3 (f32[4, 16]), weight -> w (f32[8, 16])
     pattern      traced with those    ->    term over leaves relu_3 and w
     graph        cut at those nodes   ->    term over leaves relu_3 and w        one term: it matches
 
-Terms of both are made by the same rules in one table, so that the comparison is one of identity.
+The same rules make the terms of both, in one table, so that equal terms are identical.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNREAD = torch.empty(1, device="meta")
 
 
 class Bound(NamedTuple):
-    """The value of an input: a node, with its dimensions in another order where ``dims`` says so."""
+    """The value of an input: a node, with its dimensions permuted if there are ``dims``."""
 
     node: Node
     dims: tuple[int, ...] | None = None
@@ -50,7 +50,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class FoundResult:
-    """One result of the pattern. ``node`` holds it, in another shape where ``reshaped``; an input may be a result."""
+    """One result of the pattern. ``node`` holds it; ``reshaped``: in another shape. An input may be a result."""
 
     node: Node
     reshaped: bool
@@ -59,7 +59,10 @@ class FoundResult:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The pattern as it was run (``roots`` are its results), and the graph's nodes for what of it is there."""
+    """The pattern as it was run, and the graph's nodes for those of its operators that were found.
+
+    ``roots``: the pattern's results. ``places``: pattern node -> graph node.
+    """
 
     roots: tuple[Node, ...]
     places: Mapping[Node, Node]
@@ -68,7 +71,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class FoundMatch:
-    """A form that lies in the graph as it is: what it is given, what it gives, and the nodes between (``inside``)."""
+    """A match of a form: the values of its inputs, its results, and all nodes in between (``inside``)."""
 
     form: Form
     inputs: Mapping[InputKey, Bound]
@@ -80,12 +83,12 @@ class FoundMatch:
 
     @cached_property
     def members(self) -> tuple[Node, ...]:
-        """The nodes between inputs and results that do something, in program order."""
+        """The nodes in between that compute something, in program order."""
         return tuple(node for node in self.inside if _does_something(node))
 
     @property
     def drawing(self) -> Drawing:
-        """The pattern beside the nodes that it lies at."""
+        """The pattern with the graph's nodes."""
         places = {term.origin: step.node for term, step in self.placement.steps.items()}
         return Drawing(self.form.results, places, {key: given.node for key, given in self.inputs.items()})
 
@@ -97,7 +100,7 @@ def _does_something(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A comparison that failed: the ``setting`` that ``inputs`` make, or why the pattern does not run on them."""
+    """A failed comparison: the ``setting`` for these ``inputs``, or the error of the pattern on them."""
 
     form: Form
     placement: Placement
@@ -106,9 +109,9 @@ class Attempt:
 
 
 def compare(form: Form, placement: Placement, index: GraphIndex) -> FoundMatch | tuple[Attempt, ...]:
-    """``form`` as the graph has it at ``placement``, for one of the nodes that each input may be, or what was tried.
+    """The match of ``form`` at ``placement``, or the failed attempts, one for each choice of the inputs' nodes.
 
-    Nothing is tried where a constant of the pattern is none in the graph.
+    There are no attempts if the graph's value for a constant of the pattern is not possible.
     """
     try:
         constants = {name: slot.read(placement.steps[slot.term].term) for name, slot in form.slots.items()}
@@ -128,7 +131,7 @@ def compare(form: Form, placement: Placement, index: GraphIndex) -> FoundMatch |
 
 
 def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Bound]]:
-    """What the inputs may be, the likely first: each as many views away as in the form, or all of them some more."""
+    """The choices of a node for each input, the likeliest first: as many views away as in the form, or some more."""
     plain = {key: [Bound(node) for node in nodes] for key, nodes in placement.inputs.items()}
     likely = {key: len(form.views_above(key)) for key in plain}
     first = {key: given[min(likely[key], len(given) - 1)] for key, given in plain.items()}
@@ -153,7 +156,7 @@ def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Bound
 
 
 def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Bound]:
-    """Where the form turns an input before it reads it: the nodes turned back, for the graph may have turned before."""
+    """The nodes of an input with the form's first permutation undone, as the graph may have permuted before."""
     turn = next((term for term in form.views_above(key) if term.name == "permute"), None)
     if turn is None:
         return []
@@ -169,10 +172,10 @@ def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Bound]:
 
 @dataclass(frozen=True)
 class TermSetting:
-    """The pattern as it was run for inputs of certain layouts, as terms of a table that all such places share.
+    """The pattern as it was run for inputs of certain layouts, as terms of a table; shared by all places like this.
 
-    ``arguments`` are tensors like the inputs, None for those that are not read. ``leaves`` are those of the inputs, by
-    the inputs' keys; inputs that are one node share one.
+    ``arguments``: tensors like the inputs; None for those that are not read. ``leaves``: the inputs' leaves by key;
+    inputs with the same node share one.
     """
 
     form: Form
@@ -185,7 +188,7 @@ class TermSetting:
 
     @cached_property
     def replaced(self) -> Traced | str:
-        """The pattern's replacement run for such inputs, or what it raises on them."""
+        """The pattern's replacement, run for such inputs, or its error."""
         return self.form.replaced(self.arguments, self.constants)
 
 
@@ -210,7 +213,7 @@ def _compare(
 def _wanted(
     form: Form, inputs: Mapping[InputKey, Bound], constants: Mapping[str, Any], index: GraphIndex
 ) -> TermSetting | str:
-    """The pattern run on what it is given here, or why it does not run; done once for inputs of one kind."""
+    """The pattern run on these inputs, or its error; run once for inputs of the same layouts."""
     numbers: dict[Node, int] = {}
     layouts = [
         (key, given.dims, numbers.setdefault(given.node, len(numbers)), index.calls.layout(given.node))
@@ -246,7 +249,7 @@ def wanted_terms(
     leaves: Mapping[InputKey, Term],
     terms: Terms,
 ) -> dict[Node, Term]:
-    """The terms of the pattern as it was run, over the inputs' leaves, turned where the inputs are."""
+    """The terms of the pattern as it was run, over the inputs' leaves, permuted like the inputs."""
     given = []
     for key in keys:
         dims = inputs[key].dims if key in inputs else None
@@ -256,7 +259,7 @@ def wanted_terms(
 
 
 def _arguments(form: Form, inputs: Mapping[InputKey, Bound], unread: Tensor | None) -> list[Any]:
-    """What to run the pattern with, ``unread`` in the place of inputs that it does not read."""
+    """The arguments to run the pattern with; ``unread`` replaces inputs that it does not read."""
     values = {key: inputs[key].value() if key in inputs else unread for key in form.keys}
     return [
         [value for key, value in values.items() if key[0] == one.name]
@@ -285,7 +288,7 @@ def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Bound], 
 
 
 def output_of(cut: CutTerms, wanted: Term, nodes: Iterable[Node]) -> FoundResult | None:
-    """The node that holds ``wanted``, or else holds it in another shape, with the view left to the caller."""
+    """The node that holds ``wanted``, if necessary in another shape; None if there is none."""
     held = []
     for node in nodes:
         term = cut.term(node)
@@ -293,7 +296,9 @@ def output_of(cut: CutTerms, wanted: Term, nodes: Iterable[Node]) -> FoundResult
             return FoundResult(node, False, node in cut.leaves)
         held.append((node, term))
     like = [(node, term) for node, term in held if _same_count(wanted, term)]
-    for node, term in sorted(like, key=lambda one: not one[0].meta["val"].is_contiguous()):  # any copy has its strides
+    for node, term in sorted(
+        like, key=lambda one: not one[0].meta["val"].is_contiguous()
+    ):  # contiguous first: every copy can have its strides
         if views.reshape(cut.table.terms, wanted, term.shape) is term:
             return FoundResult(node, True, node in cut.leaves)
     return None
@@ -305,7 +310,7 @@ def _same_count(one: Term, other: Term) -> bool:
 
 
 class CutTerms:
-    """Terms of the graph's nodes over the nodes at which it is cut, whose terms are ``leaves``."""
+    """The terms of nodes over ``leaves``, the terms of the nodes at which the graph is cut."""
 
     def __init__(self, table: Table, index: GraphIndex, placement: Placement, leaves: Mapping[Node, Term]) -> None:
         self.table = table
@@ -323,7 +328,7 @@ class CutTerms:
         return known
 
     def _stranger(self, node: Node) -> Term:
-        """The term of a value that is neither an input nor made of inputs: a constant, or nothing the pattern has."""
+        """The term of a value that does not depend on inputs alone: a constant, or a new leaf."""
         value = self.index.constants.get(node)
         if value is not None and value.nbytes <= LARGEST_CONSTANT:
             return self.table.terms.constant(value, self.index.calls.type_of(node))
@@ -336,7 +341,7 @@ class CutTerms:
             return False
         if node in self.placed or not self.index.last_steps(node):
             return True
-        return self.index.negation(node) is not None  # taken twice, it is no step
+        return self.index.negation(node) is not None  # two negations cancel, and are no step
 
     def inside(self, outputs: Iterator[Node]) -> tuple[Node, ...]:
         """The nodes between the leaves and ``outputs``, in program order."""
@@ -347,6 +352,6 @@ class CutTerms:
             if node not in found and self._is_inside(node):
                 found.add(node)
                 own = self.index.own(node)
-                assert own is not None  # for it is inside
+                assert own is not None  # because it is inside
                 stack.extend(own.operands)
         return tuple(sorted(found))

@@ -1,4 +1,4 @@
-"""The forms of a pattern: what it is made of, whatever shapes, dtypes and constants it will meet.
+"""The forms of a pattern: its operators and inputs, for any shapes, dtypes and constants.
 
     relu(conv2d(x, weight, bias, padding=const("padding")) + skip)
 
@@ -6,8 +6,8 @@
                    <-  skip                                inputs
     padding: stands in convolution.padding                 slots
 
-A pattern has one form for each way through its ``either`` and for each kind of example. Views and casts, which come and
-go with rank and dtype, are not part of a form; a form only leads to candidates, which are then compared exactly.
+A pattern has one form for each choice of alternatives (``either``) and each kind of example. Views and casts depend on
+rank and dtype, and are not part of a form. A form only leads to candidates, which are then compared exactly.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
 
 InputKey = tuple[str, int]
-"""A tensor that the pattern is given: its parameter, and its place in the parameter's list (0 where there is none)."""
+"""An input of a pattern: its parameter, and its position in the parameter's list (0 for a single tensor)."""
 
 MAX_FORMS = 64
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Where a constant stands: a constant of ``term``, or the number that is its operand ``operand``.
+class ConstantSlot:
+    """The place of a constant: the argument ``constant`` of ``term``, or its ``operand``, a number.
 
-    ``kind`` says how the constant is written there: as it is, ``negated``, ``inverted`` or repeated (``spread``).
+    ``kind``: whether the value is there unchanged, ``negated``, ``inverted`` or repeated (``spread``).
     """
 
     term: Term
@@ -58,7 +58,7 @@ class Slot:
     kind: str
 
     def read(self, term: Term) -> Any:
-        """The pattern's constant, from a term of the graph in the place of ``self.term``; LookupError if it is none."""
+        """The pattern's constant, read from the graph's term in place of ``self.term``; LookupError if there is none."""
         if self.constant:
             value = dict(term.constants)[self.constant]
         else:
@@ -71,10 +71,10 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One way that a pattern can go, as terms.
+    """One form of a pattern, as terms.
 
-    ``roots`` are its results, as nodes ``results``; ``lists`` is the length of its tensor lists. ``traces`` remembers
-    runs of the pattern and of its replacement, by constants and by the layouts of the arguments.
+    ``roots``: its results, which are the nodes ``results``. ``lists``: the length of its tensor lists. ``traces``: runs
+    of the pattern and its replacement, by constants and layouts of arguments.
     """
 
     pattern: Pattern
@@ -82,7 +82,7 @@ class Form:
     lists: int
     roots: tuple[Term, ...]
     results: tuple[Node, ...]
-    slots: Mapping[str, Slot]
+    slots: Mapping[str, ConstantSlot]
     traces: dict[Hashable, Traced | str] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -92,12 +92,12 @@ class Form:
 
     @cached_property
     def operand_filters(self) -> Mapping[Term, OperandFilter]:
-        """Operands of each step, by name."""
+        """The filter for each step."""
         return {term: operand_filter_of(term) for term in self.steps}
 
     @cached_property
     def operators(self) -> Mapping[Node, tuple[Term, ...]]:
-        """The operators of the pattern, and the steps that were made for each."""
+        """The operators of the pattern, each with its steps."""
         found: dict[Node, list[Term]] = {}
         for term in self.steps:
             found.setdefault(term.origin, []).append(term)
@@ -105,7 +105,7 @@ class Form:
 
     @cached_property
     def keys(self) -> tuple[InputKey, ...]:
-        """All tensors that the pattern is given, in the order of its parameters."""
+        """The keys of all inputs, in the order of the parameters."""
         return tuple(
             (one.name, place)
             for one in self.pattern.parameters
@@ -114,7 +114,7 @@ class Form:
 
     @cached_property
     def read(self) -> tuple[tuple[Term, Term | InputKey, tuple[Term, ...]], ...]:
-        """Each step and each input, what it is placed under, and the steps that read it, through views or at once."""
+        """Each step and input, its key in a placement, and the steps that read it, directly or through views."""
         found: dict[Term, list[Term]] = {}
         for step in self.steps:
             for operand in dict.fromkeys(stripped(operand) for operand in step.operands):
@@ -139,16 +139,16 @@ class Form:
         return found
 
     def traced(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
-        """The pattern run on tensors like ``arguments``, or what it raises on those."""
+        """The pattern run on tensors like ``arguments``, or its error."""
         return self._traced("pattern", self.pattern.function, arguments, constants)
 
     def replaced(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
-        """The pattern's replacement run on tensors like ``arguments``, or what it raises on those."""
+        """The pattern's replacement run on tensors like ``arguments``, or its error."""
         assert self.pattern.replace is not None
         return self._traced("replace", self.pattern.replace, arguments, constants)
 
     def differentiated(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
-        """The pattern and its gradients run on tensors like ``arguments``, or why they cannot be."""
+        """The pattern and its gradients run on tensors like ``arguments``, or the error."""
         return self._traced("gradients", with_gradients(self.pattern), arguments, constants)
 
     def _traced(
@@ -172,10 +172,10 @@ class Form:
 
 @cache
 def forms(pattern: Pattern, lists: int) -> tuple[Form, ...]:
-    """All forms of ``pattern`` whose lists of tensors have ``lists`` elements, the first alternatives first.
+    """All forms of ``pattern`` with tensor lists of length ``lists``, the first alternatives first.
 
     Raises:
-        FuseError: the pattern cannot be run, computes nothing, or hides where a constant goes.
+        FuseError: the pattern cannot be run, computes nothing, or has a constant whose place cannot be found.
     """
     mode = FakeMode()
     known = known_runs(pattern, lists)
@@ -185,17 +185,16 @@ def forms(pattern: Pattern, lists: int) -> tuple[Form, ...]:
 
 
 def needs(pattern: Pattern) -> tuple[tuple[OperandFilter, ...], ...]:
-    """What a graph must have for each form of ``pattern``; nothing is traced to tell. None of a pattern without forms:
-    who looks for it is told why it cannot be run.
-    """
+    """The filters of each form of ``pattern``, without tracing it; empty if the pattern has no forms, so that it is run
+    and raises its error."""
     return known_runs(pattern, max(1, takes_lists(pattern))).needs
 
 
 @dataclass(frozen=True)
 class PatternRuns:
-    """What is kept of a pattern: arguments for each of its forms, and the operators that each form needs and reads.
+    """The stored results for a pattern: a run for each of its forms, and the filters of each form.
 
-    ``error`` says why the pattern has none. With lists of tensors, ``needs`` are what lists of any length need.
+    ``error``: why the pattern has no forms. With tensor lists, ``needs`` are the filters that hold for any length.
     """
 
     runs: tuple[tuple[dict[str, int], guesses.Guess], ...] = ()
@@ -205,10 +204,12 @@ class PatternRuns:
 
 @cache
 def known_runs(pattern: Pattern, lists: int) -> PatternRuns:
-    """The known through ``pattern``: kept from an earlier time, or found by running it."""
+    """The runs of ``pattern``: stored earlier, or found now."""
     asked = "known", str(lists), str(MAX_FORMS)
     if content := pattern_cache.find(pattern, *asked):
-        known: PatternRuns = pickle.loads(content)  # the cache is the user's own, like the libraries in it
+        known: PatternRuns = pickle.loads(
+            content
+        )  # the cache is the user's own, and contains executable libraries, too
         return known
     try:
         known = _find_runs(pattern, lists)
@@ -245,7 +246,7 @@ def _find_runs(pattern: Pattern, lists: int) -> PatternRuns:
 def _filters_of_longer_lists(
     pattern: Pattern, given: Sequence[tuple[Any, ...]], lists: int, mode: FakeTensorMode
 ) -> frozenset[OperandFilter]:
-    """The steps of the first form with longer lists, as operand_filters; none where the pattern takes none."""
+    """The filters of the first form with longer lists; none if the pattern does not run with these."""
     try:
         choices, run = next(runs(pattern, given, lists))
         return frozenset(_form(pattern, run, choices, lists, mode).operand_filters.values())
@@ -254,14 +255,14 @@ def _filters_of_longer_lists(
 
 
 def takes_lists(pattern: Pattern) -> int:
-    """The shortest list of tensors that the pattern takes; 0 where it takes none."""
+    """The shortest tensor list that the pattern accepts; 0 if it has no list parameter."""
     return max((one.spec.at_least for one in pattern.parameters if isinstance(one.spec, ManySpec)), default=0)
 
 
 def runs(
     pattern: Pattern, given: Sequence[tuple[Any, ...]], lists: int
 ) -> Iterator[tuple[dict[str, int], guesses.Guess]]:
-    """A run for every way through the alternatives; which there are is seen by running the pattern."""
+    """A run for every choice of alternatives; running the pattern shows which there are."""
     waiting: list[dict[str, int]] = [{}]
     while waiting:
         choices = waiting.pop(0)
@@ -304,18 +305,18 @@ def _target(term: Term) -> object:
 
 
 def _is_view(term: Term) -> bool:
-    """Whether a step is an operator that computes nothing, such as ``diagonal``, which no rule knows as a view."""
+    """Whether a step is an operator that only views its operand and has no rule as a view, such as ``diagonal``."""
     return ops.is_view(_target(term)) and _is_own(term)
 
 
 def _is_own(term: Term) -> bool:
-    """Whether a step is what its operator computes: the view in ``tanh(x).view(4)`` makes a ``tanh``, too."""
+    """Whether a step is the computation of its operator; the view in ``tanh(x).view(4)`` also makes a ``tanh``."""
     target = _target(term)
     return isinstance(target, OpOverload) and term.name in may_make(target)
 
 
 def _hangs_together(roots: Sequence[Term]) -> bool:
-    """Whether every result shares a tensor, given or computed, with what is made of the others."""
+    """Whether every result shares a tensor with another result, directly or indirectly."""
     parts = [{term for term in below(root) if term.name not in KNOWN} for root in roots]
     together, apart = parts[0], parts[1:]
     while near := [part for part in apart if part & together]:
@@ -374,7 +375,7 @@ _WRITTEN = {
     "inverted": (lambda value: 1 / value, _inverted),
     "spread": (_same, _spread),
 }
-"""How a constant may be written in an operator, and how it is read from there."""
+"""Kind of a slot -> how the constant is written in the operator, and how it is read from there."""
 
 
 def _slot(
@@ -385,8 +386,8 @@ def _slot(
     value: Any,
     roots: Sequence[Term],
     mode: FakeTensorMode,
-) -> Slot | None:
-    """Where the constant ``name`` stands: what changes in the terms when its value does. None where nothing does."""
+) -> ConstantSlot | None:
+    """The slot of the constant ``name``: the change in the terms when its value changes. None if nothing changes."""
     if isinstance(value, str) and (slot := next(_holding(roots, value), None)):
         return slot
     for other in run.others[name]:
@@ -401,8 +402,8 @@ def _slot(
     )
 
 
-def _differences(roots: Sequence[Term], others: Sequence[Term], value: Any, other: Any) -> Iterator[Slot]:
-    """The slots in which the second terms hold ``other`` where the first hold ``value``."""
+def _differences(roots: Sequence[Term], others: Sequence[Term], value: Any, other: Any) -> Iterator[ConstantSlot]:
+    """The slots at which the first terms have ``value`` and the second ``other``."""
     stack = list(zip(roots, others, strict=False))
     seen = set()
     while stack:
@@ -413,24 +414,24 @@ def _differences(roots: Sequence[Term], others: Sequence[Term], value: Any, othe
         if one.computes:
             for (name, old), (_, new) in zip(one.constants, two.constants, strict=False):
                 if old != new and (kind := _kind(old, new, value, other)):
-                    yield Slot(one, name, -1, kind)
+                    yield ConstantSlot(one, name, -1, kind)
         pairs = list(zip(one.operands, _aligned(one, two), strict=True))
         for position, (old_term, new_term) in enumerate(pairs):
             if old_term.name == new_term.name == NUMBER and (
                 kind := _kind(old_term.value, new_term.value, value, other)
             ):
-                yield Slot(one, "", position, kind)
+                yield ConstantSlot(one, "", position, kind)
         stack.extend(pairs)
 
 
 def _aligned(one: Term, two: Term) -> tuple[Term, ...]:
-    """The operands of ``two`` in the order of those of ``one``, where they were sorted another way."""
+    """The operands of ``two`` in the order of ``one``, if sorting had swapped them."""
     names, others = ([operand.name for operand in term.operands] for term in (one, two))
     return two.operands[::-1] if one.commutative and others != names and others == names[::-1] else two.operands
 
 
 def _kind(old: Any, new: Any, value: Any, other: Any) -> str | None:
-    """How ``old`` and ``new`` are written for ``value`` and ``other``."""
+    """How ``old`` and ``new`` are written for ``value`` and ``other``; None if they do not correspond."""
     numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
     if old == value and new == other:
         return "same"
@@ -442,16 +443,16 @@ def _kind(old: Any, new: Any, value: Any, other: Any) -> str | None:
     return "inverted" if inverted else None
 
 
-def _holding(roots: Sequence[Term], value: Any) -> Iterator[Slot]:
-    """Where a value that has no other, such as a string, is found as it is."""
+def _holding(roots: Sequence[Term], value: Any) -> Iterator[ConstantSlot]:
+    """The slots that hold ``value``, for a value without variants, such as a string."""
     for term in below(*roots):
         for name, held in term.constants:
             if term.computes and held == value:
-                yield Slot(term, name, -1, "same")
+                yield ConstantSlot(term, name, -1, "same")
 
 
 def fingerprint(roots: Sequence[Term], bare: bool = False) -> str:
-    """A text that is equal for equal terms of different tables; ``bare`` leaves constants, views and looks out."""
+    """A text that is equal for equal terms of different tables; ``bare``: without constants, views and types."""
     numbers: dict[Term, int] = {}
     lines = []
     for term in below(*(map(stripped, roots) if bare else roots)):

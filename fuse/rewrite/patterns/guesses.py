@@ -1,9 +1,9 @@
-"""Find arguments that a pattern runs with, so that what it is made of can be seen before any graph is.
+"""Find arguments with which a pattern runs, to see its operators before there is a graph.
 
     x, weight, bias of conv2d     ->     f32[8, 8, 8, 8], f32[8, 8, 8, 8], f32[8]
 
-Shapes do not matter here beyond making the function run: when a candidate is found, the pattern is traced again with
-the shapes, dtypes and constants that it has there. ``examples`` and ``fuse.tensor`` say what cannot be guessed.
+Any shapes will do with which the function runs: at each candidate, the pattern is traced again with the shapes, dtypes
+and constants there. ``examples`` and ``fuse.tensor`` provide what cannot be guessed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZE = 8
 TRIES = 2_000
 MAX_SURPRISES = 3
 MAX_GUESSED = 2
-"""Constants that are guessed independently; further ones take the last one's value."""
+"""The most constants that are guessed independently; further ones take the last one's value."""
 
 _KINDS: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = (
     (torch.float32, (SIZE, SIZE)),
@@ -39,19 +39,20 @@ _KINDS: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = (
     (torch.int64, (SIZE, SIZE)),
     (torch.bool, (1,)),
 )
-"""What a tensor may be; the kinds that all tensors of a pattern are first tried with stand in front."""
+"""Dtype and shape of guessed tensors; the first ones are tried for all tensors of a pattern at once."""
 
 _UNIFORM = 3
 
 _NUMBERS: tuple[Any, ...] = (1009, 5, 1, 0, True, torch.float64)
-"""What a constant may be. A number that stands for nothing else is found again most surely."""
+"""Guesses for a constant. An unusual number is found most reliably in the terms."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Arguments and constants that a pattern runs with.
+    """Arguments and constants with which a pattern runs.
 
-    ``others`` are further values that each constant may then have; ``alternatives`` are those that the run met.
+    ``others``: further values for each constant. ``alternatives``: name of each ``either`` in the run -> its number of
+    alternatives.
     """
 
     arguments: tuple[Any, ...]
@@ -61,32 +62,32 @@ class Guess:
 
 
 def example_arguments(pattern: Pattern) -> list[tuple[Any, ...]]:
-    """The argument lists of ``examples()``, as tensors of device ``meta``; none where the pattern has no examples.
+    """The argument lists of ``examples()``, as meta tensors; none if the pattern has no examples.
 
     Raises:
-        FuseError: examples that are not tensors (and lists of them) for the pattern's parameters.
+        FuseError: the examples are not tensors (and lists of tensors) for the pattern's parameters.
     """
     if pattern.examples is None:
         return []
-    with torch.random.fork_rng(devices=[]):  # the generator is the model's: its first call draws after this
+    with torch.random.fork_rng(devices=[]):  # the model's first call draws from this generator afterwards
         given = pattern.examples()
     listed = [(one,) if isinstance(one, Tensor) else one for one in (given if isinstance(given, list) else [given])]
     wanted = len(pattern.parameters)
     for arguments in listed:
         if not isinstance(arguments, tuple) or len(arguments) != wanted:
             raise FuseError(
-                f"pattern {pattern.name!r}: examples() must give tuples of {wanted} tensors, or a list of such"
+                f"pattern {pattern.name!r}: examples() must return tuples of {wanted} tensors, or a list of such"
             )
     return [tuple(pytree.tree_map_only(Tensor, _without_data, list(one))) for one in listed]
 
 
 def guess(pattern: Pattern, given: Sequence[tuple[Any, ...]], count: int, choices: Mapping[str, int]) -> Guess:
-    """Arguments and constants with which ``pattern`` runs when it takes ``choices``.
+    """Arguments and constants with which ``pattern`` runs if it takes the alternatives ``choices``.
 
-    ``given`` are argument lists to try instead of guessed ones; ``count`` is the length of lists of tensors.
+    ``given``: argument lists to try instead of guesses. ``count``: the length of tensor lists.
 
     Raises:
-        FuseError: nothing that was tried runs; the message says how to help.
+        FuseError: nothing that was tried runs; the message says what to add.
     """
     search = _Search(pattern, choices)
     found = search.first(given or _arguments(pattern.parameters, count))
@@ -104,14 +105,14 @@ def guess(pattern: Pattern, given: Sequence[tuple[Any, ...]], count: int, choice
 
 @dataclass
 class _Search:
-    """Tries arguments, and constants with them; ``reason`` is the first failure."""
+    """Tries arguments and constants; ``reason`` is the first error."""
 
     pattern: Pattern
     choices: Mapping[str, int]
     reason: str = ""
 
     def first(self, candidates: Iterable[Sequence[Any]], with_others: bool = False) -> Guess | None:
-        """The first arguments that run, with constants; if wanted, such that each may have another value, too."""
+        """The first arguments and constants that run; ``with_others``: constants must run with other values, too."""
         for arguments in itertools.islice(candidates, TRIES):
             for guess in self._guesses(arguments):
                 if not with_others or all(guess.others.values()):
@@ -119,7 +120,7 @@ class _Search:
         return None
 
     def _guesses(self, arguments: Sequence[Any]) -> Iterator[Guess]:
-        """With constants that a run of ``arguments`` asks for, where it runs with them."""
+        """Guesses for ``arguments``, with the constants that a run asks for."""
         usual = _Constants(_NUMBERS[:1])
         yield from self._tried(arguments, usual)
         if usual.guessed:
@@ -150,7 +151,7 @@ def _others(
 
 
 def _variants(value: Any) -> tuple[Any, ...]:
-    """Other values that a constant may have where it has ``value``, to see where it goes."""
+    """Other values for a constant that has ``value``, to find its place in the terms."""
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int):
@@ -165,7 +166,7 @@ def _variants(value: Any) -> tuple[Any, ...]:
 
 
 def _arguments(parameters: Sequence[PatternParameter], count: int) -> Iterator[tuple[Any, ...]]:
-    """Arguments to try, the likely first."""
+    """Arguments to try, the likeliest first."""
     for kinds in _by_surprise([_options(parameter) for parameter in parameters]):
         yield tuple(
             [_empty(kind) for _ in range(count)] if isinstance(parameter.spec, ManySpec) else _empty(kind)
@@ -174,7 +175,7 @@ def _arguments(parameters: Sequence[PatternParameter], count: int) -> Iterator[t
 
 
 def _neighbours(parameters: Sequence[PatternParameter], arguments: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """``arguments`` with one tensor of another kind: one that is broadcast first, then others."""
+    """``arguments`` with one tensor of another kind; first of a kind that is broadcast."""
     for place, (parameter, tensor) in enumerate(zip(parameters, arguments, strict=True)):
         if isinstance(tensor, Tensor):
             for kind in ((tensor.dtype, (1,) * tensor.dim()), *_options(parameter)):
@@ -182,7 +183,7 @@ def _neighbours(parameters: Sequence[PatternParameter], arguments: Sequence[Any]
 
 
 def _by_surprise(options: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
-    """All tensors of one kind first, then with one that is of another, then two, and so on."""
+    """All tensors of one kind, then with one of another kind, then with two, and so on."""
     for surprises in range(MAX_SURPRISES + 1):
         for base in range(_UNIFORM):
             usual = [option[min(base, len(option) - 1)] for option in options]
@@ -196,7 +197,7 @@ def _by_surprise(options: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
 
 
 def _options(parameter: PatternParameter) -> tuple[Any, ...]:
-    """The kinds that a parameter may be of, by what the pattern says of it."""
+    """The kinds that a parameter may have, by its specification."""
     spec = parameter.spec
     if not isinstance(spec, TensorSpec):
         return _KINDS
@@ -220,7 +221,7 @@ def _without_data(tensor: Tensor) -> Tensor:
 
 
 class _Constants:
-    """Values for the constants that a run asks for, each by its name the same."""
+    """Values for the constants that a run asks for; the same value for the same name."""
 
     def __init__(self, chosen: Sequence[Any]) -> None:
         self.chosen = chosen

@@ -1,10 +1,10 @@
-"""A graph as the matcher walks it: its steps by operator, what each reads and what reads it.
+"""An index of a graph for the matcher: its steps by operator, the operands of each, and its readers.
 
     node   addmm(b, x, w)                     steps  add(b, .) and matmul(x, w), both of the node
     node   view(addmm)                        no step: looked through
 
-A *step* is one term that computes something, and the node that it belongs to; a node may be several steps, or none.
-Made once for a graph, in linear time, and used by every pattern.
+A *step* is a term that computes something, together with its node; a node may have several steps, or none. The index is
+made once for a graph, in linear time, and serves every pattern.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fuse.graph.signature import Signature
 from fuse.rewrite.constants import given_constants
 from fuse.rewrite.patterns.calls import Calls, NodeCall, Table
 from fuse.rewrite.patterns.canonical import may_make
-from fuse.rewrite.patterns.operand_filters import OperandFilter, Read, fits
+from fuse.rewrite.patterns.operand_filters import OperandFilter, OperandNames, fits
 from fuse.rewrite.patterns.rules import negated
 from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, TensorType, Term
 from fuse.rewrite.patterns.views import stripped
@@ -34,29 +34,29 @@ from fuse.rewrite.patterns.views import stripped
 Known = TypeVar("Known")
 
 Pairs = tuple[tuple[Term, Term], ...]
-"""Operands of a pattern's step, each with one of a step of the graph."""
+"""Pairs of an operand of a pattern's step and an operand of a graph's step."""
 
 MAX_READERS = 64
-"""Readers of one value that are looked at: a pattern's own values have few."""
+"""The most readers of one value that are examined; values of a pattern have few."""
 
 FEW = 64
-"""Steps of one name whose operands are looked at to see whether a form lies there, where another name is as rare."""
+"""If an operator is rarer than this, its steps are searched without comparing filters of other operators."""
 
 MAX_DUPLICATE_DEPTH = 8
-"""Operators in a row that two nodes may be made of alike and still be told to be one value."""
+"""The longest chain of equal operators by which two nodes are recognised as one value."""
 
 
 class Step(NamedTuple):
-    """One term of a node."""
+    """One term of a node that computes something."""
 
     node: Node
     term: Term
 
 
 class Source(NamedTuple):
-    """Where an operand comes from: a step (as the call there may be read), a number, or a value given to the graph.
+    """The origin of an operand: a step (several, if the call can be read in two ways), a number, or a given value.
 
-    ``nodes`` are those that hold the value or a view of it, the nearest first; none is an operator's several results.
+    ``nodes``: the nodes that hold the value or a view of it, the nearest first, except operators with several results.
     """
 
     steps: tuple[Step, ...]
@@ -65,7 +65,7 @@ class Source(NamedTuple):
 
     @property
     def step(self) -> Step | None:
-        """The step as the call is first read."""
+        """The step, in the first reading of the call."""
         return self.steps[0] if self.steps else None
 
 
@@ -73,9 +73,9 @@ _NUMBER = Source((), True, ())
 
 
 class GraphIndex:
-    """The steps of ``graph`` as it is now; nodes that are added later are not in it.
+    """The steps of ``graph`` at present, without nodes added later.
 
-    Terms are made when they are asked for: a pattern looks at few nodes of a large graph.
+    Terms are made on demand: a pattern needs few nodes of a large graph.
     """
 
     def __init__(self, graph: GraphModule) -> None:
@@ -89,11 +89,11 @@ class GraphIndex:
         self._tables: dict[Hashable, Any] = {}
         self._read_by: dict[Node, list[Step]] = {}
         self._like: dict[OperandFilter, Sequence[Step]] = {}
-        self._by_names: dict[str, dict[Read, list[Step]]] = {}
+        self._by_names: dict[str, dict[OperandNames, list[Step]]] = {}
         self._names: dict[Node, tuple[str, ...]] = {}
         self._operands: dict[Term, tuple[tuple[int, Term], ...]] = {}
-        self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may be
-        made: dict[int, Collection[str]] = {}  # by the target's id: hashing a target costs more
+        self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may have
+        made: dict[int, Collection[str]] = {}  # by id of the target: hashing a target takes longer
         for place, node in enumerate(graph.graph.nodes):
             self.place[node] = place
             if node.op == "call_function":
@@ -106,11 +106,11 @@ class GraphIndex:
 
     @cached_property
     def constants(self) -> Mapping[Node, Tensor | None]:
-        """The placeholders whose values are known."""
+        """The placeholders with known values."""
         return given_constants(self.graph)
 
     def count(self, name: str) -> int:
-        """How many nodes may be steps of this name, at most."""
+        """An upper bound for the number of steps of this name."""
         return len(self._nodes.get(name, ()))
 
     def steps(self, name: str) -> Iterator[Step]:
@@ -121,7 +121,7 @@ class GraphIndex:
                     yield step
 
     def steps_like(self, operand_filter: OperandFilter) -> Sequence[Step]:
-        """The steps that read what ``operand_filter`` asks for, in program order."""
+        """The steps that pass a filter, in program order."""
         known = self._like.get(operand_filter)
         if known is None:
             found = [steps for read, steps in self._by_read(operand_filter.name).items() if fits(operand_filter, read)]
@@ -130,8 +130,8 @@ class GraphIndex:
             self._like[operand_filter] = known
         return known
 
-    def _by_read(self, name: str) -> Mapping[Read, Sequence[Step]]:
-        """The steps of this name, by the names of the steps that they read."""
+    def _by_read(self, name: str) -> Mapping[OperandNames, Sequence[Step]]:
+        """The steps of this name, by the names of their operands."""
         known = self._by_names.get(name)
         if known is None:
             known = self._by_names[name] = defaultdict(list)
@@ -139,8 +139,8 @@ class GraphIndex:
                 known[self.read_by(step)].append(step)
         return known
 
-    def read_by(self, step: Step) -> Read:
-        """The names of the steps that each operand of ``step`` may be."""
+    def read_by(self, step: Step) -> OperandNames:
+        """For each operand of ``step``, the names of the steps that it may be."""
         node, term = step
         operands = self._operands.get(term)
         if operands is None:
@@ -148,7 +148,7 @@ class GraphIndex:
             operands = tuple((one.value[0] if one.name == LEAF else -1, one) for one in bare)
             self._operands[term] = operands
         given = self._own[node]
-        assert given is not None  # for it has this step
+        assert given is not None  # because it has this step
         return tuple(
             [
                 self._names_of(given.operands[place]) if place >= 0 else _names(self.source(operand, node))
@@ -157,7 +157,7 @@ class GraphIndex:
         )
 
     def _names_of(self, node: Node) -> tuple[str, ...]:
-        """The names of the steps that the value of ``node`` may come from."""
+        """The names of the steps that may compute the value of ``node``."""
         known = self._names.get(node)
         if known is None:
             call = self.own(node)
@@ -182,13 +182,13 @@ class GraphIndex:
         return best
 
     def list_lengths(self) -> set[int]:
-        """The lengths of all lists of tensors that operators take."""
+        """The lengths of all tensor lists among operators' arguments."""
         operators = (node for node in self.place if node.op == "call_function")
         arguments = (argument for node in operators for argument in node.args if isinstance(argument, (list, tuple)))
         return {len(argument) for argument in arguments if argument and isinstance(argument[0], Node)}
 
     def own(self, node: Node) -> NodeCall | None:
-        """The call of ``node``; None where it is no call of an operator."""
+        """The call of ``node``; None if it is not an operator."""
         call = self._own.get(node)
         if call is None and node not in self._own:
             told = node in self.place and is_operator(node)
@@ -196,7 +196,7 @@ class GraphIndex:
         return call
 
     def steps_of(self, node: Node) -> tuple[Step, ...]:
-        """The steps that ``node`` is, the last first."""
+        """The steps of ``node``, the last first."""
         known = self._steps.get(node)
         if known is None:
             own = self.own(node)
@@ -204,7 +204,7 @@ class GraphIndex:
         return known
 
     def is_write(self, node: Node) -> bool:
-        """Whether ``node`` is what an operator wrote into a tensor in place, as far as its line can tell."""
+        """Whether ``node`` is the functional form of an in-place operator, as far as its operator and line can tell."""
         return (node.target, node.meta.get("source")) in self._writes
 
     @cached_property
@@ -214,13 +214,13 @@ class GraphIndex:
         return {(ops.functional_form(one.op), one.source) for one in written}
 
     def last_steps(self, node: Node) -> tuple[Step, ...]:
-        """The step whose value ``node`` holds, or holds a view of, as it may be read; none for a view of another."""
+        """The steps whose value ``node`` holds, one for each reading of its call; none for a view of another node."""
         own = self.own(node)
         return () if own is None else tuple([Step(node, term) for term in own.shape.last])
 
     def source(self, operand: Term, owner: Node) -> Source:
-        """Where ``operand``, what an operand of a step of ``owner`` is a view of, comes from."""
-        own = self._own[owner]  # known, for it has this step
+        """The source of ``operand``, an operand of a step of ``owner`` without its views."""
+        own = self._own[owner]  # known, because it has this step
         assert own is not None
         if operand.name == LEAF:
             node = own.operands[operand.value[0]]
@@ -234,19 +234,21 @@ class GraphIndex:
         return Source((Step(owner, operand),), False, ())
 
     def negation(self, node: Node) -> Node | None:
-        """What ``node`` is the negative of; None where it is something else."""
+        """The node that ``node`` negates; None if it is no negation."""
         own = self.own(node)
         inner = None if own is None else negated(own.shape.term)
         return None if own is None or inner is None or inner.name != LEAF else own.operands[inner.value[0]]
 
     def _source(self, node: Node) -> Source:
-        """Where the value of ``node`` comes from."""
+        """The source of the value of ``node``."""
         views = []
         while (known := self._held.get(node)) is None:
             own = self.own(node)
             if own is None or own.shape.viewed < 0:
                 number = own is not None and stripped(own.shape.term).name in KNOWN
-                held = (node,) if isinstance(node.meta.get("val"), Tensor) else ()  # several results are no input
+                held = (
+                    (node,) if isinstance(node.meta.get("val"), Tensor) else ()
+                )  # an operator with several results cannot be an input
                 known = self._held[node] = Source(self.last_steps(node), number, held)
                 break
             views.append(node)
@@ -256,9 +258,7 @@ class GraphIndex:
         return known
 
     def readers(self, step: Step) -> Iterator[Step]:
-        """The steps that read ``step``, through views or at once; the first few. Then those that read it from a node
-        that computes it once more.
-        """
+        """The first steps that read ``step``, directly or through views; then those that read a duplicate of it."""
         yield from self._readers_here(step)
         for other in self._computed_alike(step):
             if self.duplicates(step, other) is not None:
@@ -272,7 +272,7 @@ class GraphIndex:
         return [Step(step.node, term) for term in own.shape.within[step.term]]
 
     def _computed_alike(self, step: Step) -> Iterator[Step]:
-        """Steps of other nodes that read a value as ``step`` does: of ``x - m`` and ``y - m`` each negates ``m``."""
+        """Steps of other nodes that may be duplicates of ``step``: in ``x - m`` and ``y - m``, both negate ``m``."""
         sources = (self.source(stripped(operand), step.node) for operand in step.term.operands)
         given = next((one.nodes[0] for one in sources if one.nodes), None)
         for user in () if given is None else islice(given.users, MAX_READERS):
@@ -280,7 +280,7 @@ class GraphIndex:
                 yield from (other for other in self.steps_of(user) if _alike(other.term, step.term))
 
     def readers_of(self, node: Node) -> Sequence[Step]:
-        """The steps that read ``node``, through views or at once; the first few."""
+        """The first steps that read ``node``, directly or through views."""
         known = self._read_by.get(node)
         if known is None:
             known = self._read_by[node] = list(islice(self._readers(node), MAX_READERS))
@@ -300,7 +300,7 @@ class GraphIndex:
                 yield from self._readers_of_negative(user)
 
     def _readers_of_negative(self, node: Node) -> Iterator[Step]:
-        """The steps that read the negative of ``node`` within their own call."""
+        """The steps of calls that negate ``node`` themselves, and read its negative."""
         for user in node.users:
             own = self.own(user)
             if own is None:
@@ -310,8 +310,9 @@ class GraphIndex:
                     yield from [Step(user, reader) for reader in own.shape.within[term]]
 
     def pairings(self, term: Term, other: Term) -> tuple[Pairs, ...]:
-        """The ways to pair the operands of a pattern's step with those of a step here: in order, or in any order where
-        the operator is commutative. All are what the operands are views of.
+        """The ways to pair the operands of a pattern's step with those of a graph's step, all without their views.
+
+        There is one, in order, unless the operator is commutative.
         """
         known = self._pairings.get((term, other))
         if known is None:
@@ -322,10 +323,10 @@ class GraphIndex:
         return known
 
     def duplicates(self, one: Step, other: Step, depth: int = 0) -> frozenset[Node] | None:
-        """The nodes that compute the value of ``other``, where that is the value of ``one`` once more; None otherwise.
+        """The nodes that compute ``other``, if it has the same value as ``one``; otherwise None.
 
-        Of ``x - m`` and ``y - m`` each has a step of its own that negates ``m``. Taken as equal where the same steps
-        read the same nodes; what is compared exactly afterwards is the whole match.
+        The calls ``x - m`` and ``y - m`` have a step each that negates ``m``. Steps count as equal if they do the same
+        to the same nodes; later the whole match is compared exactly.
         """
         if one.node is other.node and one.term is other.term:
             return frozenset()
@@ -359,7 +360,7 @@ class GraphIndex:
         return self.duplicates(first.step, second.step, depth + 1)
 
     def table(self, key: Hashable, make: Callable[[Table], Known]) -> Known:
-        """What ``make`` gives for a table of terms that everything with this ``key`` shares."""
+        """The result of ``make`` for a new table of terms; made once for each ``key``."""
         if key not in self._tables:
             self._tables[key] = make(Table(self.calls))
         known: Known = self._tables[key]
@@ -367,7 +368,7 @@ class GraphIndex:
 
 
 def _alike(one: Term, other: Term) -> bool:
-    """Whether both do the same, to as many elements of one dtype: sizes of 1 come and go with ``keepdim``."""
+    """Whether two steps do the same to equally many elements of one dtype; sizes of 1 depend on ``keepdim``."""
     if (one.name, one.constants) != (other.name, other.constants):
         return False
     if one.type == other.type:
@@ -377,12 +378,12 @@ def _alike(one: Term, other: Term) -> bool:
 
 
 def _names(source: Source) -> tuple[str, ...]:
-    """The names of the steps that a source may be, and ``number`` where it is one."""
+    """The names of the steps of a source, and ``number`` if it is a number."""
     return (*[one.term.name for one in source.steps], *(NUMBER,) * source.number)
 
 
 def is_operator(node: Node) -> bool:
-    """Whether ``node`` is a call whose term can be told: an operator, or one result of an operator."""
+    """Whether ``node`` has a term: it is an operator, or one result of an operator."""
     if not isinstance(node.meta.get("val"), (Tensor, tuple, list)):
         return False
     target = node.target

@@ -1,13 +1,13 @@
-"""The words of a pattern that PyTorch has no word for.
+"""Functions for patterns that PyTorch lacks.
 
     torch.relu(F.conv2d(x, weight, bias, padding=fuse.const("padding")) + skip)      any padding
     fuse.either(F.gelu(h), F.silu(h))                                                one or the other
     fuse.optional(torch.relu, h)                                                     relu(h), or h alone
     def pattern(self, pieces=fuse.many()): return torch.cat(pieces, dim=1)           any number of tensors
-    def pattern(self, x=fuse.tensor("rows", "columns", dtype=torch.float32)): ...    a tensor of a certain kind
+    def pattern(self, x=fuse.tensor("rows", "columns", dtype=torch.float32)): ...    a tensor with constraints
 
-A pattern is run like any function, once for each way that it can go: the words look up, in the environment of that run,
-which value a constant has and which alternative is taken.
+A pattern is run like any function, once for each choice of alternatives. These functions read the values of constants
+and the choices from the environment of the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SizeSpec = int | str | None | EllipsisType
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a pattern wants of a tensor that it is given; see :func:`tensor`."""
+    """The demands of a pattern on a tensor; see :func:`tensor`."""
 
     shape: tuple[SizeSpec, ...] = ()
     dtype: torch.dtype | tuple[torch.dtype, ...] | str | None = None
@@ -40,7 +40,7 @@ class TensorSpec:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """The dtypes that will do; none where any will."""
+        """The accepted dtypes; empty if any is accepted."""
         if isinstance(self.dtype, tuple):
             return self.dtype
         return (self.dtype,) if isinstance(self.dtype, torch.dtype) else ()
@@ -55,10 +55,10 @@ class ManySpec:
 
 @dataclass
 class Environment:
-    """One run of a pattern: the values of its constants, the alternatives to take, and what the run asked for.
+    """One run of a pattern: the values of its constants, the choices of alternatives, and notes on the run.
 
-    ``constants`` and ``choices`` are looked up by name; what is not in them is asked of ``guess``, or the first
-    alternative. ``examples`` and ``alternatives`` note what the last run met, in order.
+    ``constants`` and ``choices`` are read by name. A missing constant is taken from ``guess``, a missing choice is the
+    first alternative. ``examples`` and ``alternatives`` note what the last run read, in order.
     """
 
     constants: Mapping[str, Any]
@@ -73,7 +73,7 @@ _environment: ContextVar[Environment | None] = ContextVar("fuse_pattern_environm
 
 @contextmanager
 def running(environment: Environment) -> Iterator[None]:
-    """Run a pattern in ``environment``."""
+    """A context in which patterns run in ``environment``."""
     environment.examples.clear()
     environment.alternatives.clear()
     token = _environment.set(environment)
@@ -84,13 +84,13 @@ def running(environment: Environment) -> Iterator[None]:
 
 
 def const(name: str, example: Any = UNSET) -> Any:
-    """A Python value of the pattern that may be any: a number, a dimension, a padding, a dtype.
+    """A constant of the pattern with any value: a number, a dimension, a padding, a dtype.
 
-    In ``check`` it is ``m[name]``, in ``replace`` the same ``fuse.const(name)``. Give an ``example`` where fuse cannot
-    guess one that the pattern runs with: a list of sizes, a string.
+    In ``check`` it is ``m[name]``, in ``replace`` the same ``fuse.const(name)``. Give an ``example`` if fuse cannot
+    guess a value with which the pattern runs, such as a list of sizes or a string.
 
     Raises:
-        FuseError: outside of a pattern.
+        FuseError: called outside of a pattern.
     """
     environment = _running("const")
     environment.examples.setdefault(name, example)
@@ -102,14 +102,14 @@ def const(name: str, example: Any = UNSET) -> Any:
 
 
 def either(*alternatives: Any, name: str | None = None) -> Any:
-    """One of several values: the pattern matches with any of them.
+    """One of several values; the pattern matches with any of them.
 
-    An alternative that is a function without parameters is called when it is taken: ``lambda: h + skip`` where nothing
-    else reads ``skip``. ``m[name]`` in ``check`` is the position of the one that matched; in ``replace``, ``either``
-    under the same name takes the same position.
+    An alternative may be a function without parameters, which is called if it is taken: ``lambda: h + skip`` if nothing
+    else reads ``skip``. In ``check``, ``m[name]`` is the position of the alternative that matched. In ``replace``, an
+    ``either`` of the same name takes the same position.
 
     Raises:
-        FuseError: outside of a pattern, or without an alternative.
+        FuseError: called outside of a pattern, or without an alternative.
     """
     environment = _running("either")
     if not alternatives:
@@ -121,16 +121,16 @@ def either(*alternatives: Any, name: str | None = None) -> Any:
 
 
 def optional(function: Callable[[Any], Any], value: Any, name: str | None = None) -> Any:
-    """``function(value)``, or ``value`` alone; the function is called only where it is there.
+    """``function(value)`` or ``value`` alone; the pattern matches with either.
 
     Raises:
-        FuseError: outside of a pattern.
+        FuseError: called outside of a pattern.
     """
     return either(lambda: function(value), value, name=name)
 
 
 def many(at_least: int = 1) -> Any:
-    """As the default of a parameter: it takes a list of tensors, of any length that the graph has.
+    """The default of a parameter that takes a list of tensors, of any length from ``at_least`` on.
 
     In ``check`` it is a list of nodes, in ``replace`` a list of tensors.
     """
@@ -144,15 +144,15 @@ def tensor(
     layout: str | None = None,
     constant: bool | None = None,
 ) -> Any:
-    """As the default of a parameter: what the tensor must be for the pattern to fire.
+    """The default of a parameter with constraints on its tensor.
 
     Args:
-        shape: a number for a size that must be that; a name for one that may be any, the same wherever the name
-            stands; None for any; ``...`` for any number of dimensions. None given: any shape.
-        dtype: the dtype, or those that will do; a name for one that may be any, the same wherever the name stands.
+        shape: for each dimension a number; a name for any size, equal wherever the name occurs; or None for any size.
+            ``...`` stands for any number of dimensions. Without arguments: any shape.
+        dtype: a dtype, or a tuple of them; a name for any dtype, equal wherever the name occurs.
         device: the device type, such as ``"cpu"``.
         layout: ``"contiguous"`` or ``"channels_last"``.
-        constant: whether it must (or must not) be the same in every call: a parameter, a buffer, or made from those.
+        constant: whether it must (or must not) be the same in every call: a parameter, a buffer, or a function of these.
 
     Raises:
         FuseError: an unknown layout, or more than one ``...``.
@@ -163,12 +163,12 @@ def tensor(
     if layout not in (None, "contiguous", "channels_last"):
         raise FuseError(f"layout {layout!r} is neither 'contiguous' nor 'channels_last'")
     if shape.count(...) > 1:
-        raise FuseError("a shape may hold one ... only")
+        raise FuseError("a shape may have only one ...")
     return TensorSpec(shape, dtype, device, layout, constant)
 
 
 def _running(word: str) -> Environment:
     environment = _environment.get()
     if environment is None:
-        raise FuseError(f"fuse.{word} has a meaning only inside of a pattern")
+        raise FuseError(f"fuse.{word} can only be used inside of a pattern")
     return environment

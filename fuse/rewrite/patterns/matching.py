@@ -1,12 +1,12 @@
-"""Find all matches of all patterns in a graph, and say of every candidate what became of it.
+"""Find all matches of all patterns in a graph, with a verdict on every candidate.
 
-    candidates      nodes of the operator of a pattern that may lie at the fewest, by what it reads (operand_filters.py)
+    candidates      the nodes of the pattern's rarest operator, by name and operands (operand_filters.py)
     each ends in    one verdict: matched, or structure, constraint, used outside, alias or mutation, not convex,
                     overlapped, refused by lowering
 
-The graph is not changed while it is matched. Patterns go by priority, then in the order in which they were registered;
-of one pattern, the first alternatives go first. A node belongs to the first match that takes it. A candidate that lies
-inside of another match of its own pattern is part of that one and has no verdict of its own.
+Matching does not change the graph. Patterns are matched by priority, then in the order of registration; the first
+alternatives of a pattern come first. The first match that takes a node keeps it. A candidate inside another match of
+its own pattern has no verdict of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.rewrite.patterns import forms
-from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings, obstacle
+from fuse.rewrite.patterns.conditions import Misfit, Surroundings, VerdictKind, obstacle
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import Difference
 from fuse.rewrite.patterns.exact_match import Attempt, Drawing, FoundMatch, compare
@@ -32,29 +32,29 @@ from fuse.rewrite.patterns.partial_match import partial_match_at
 from fuse.rewrite.patterns.search import Search, anchor, nearest_anchor
 from fuse.rewrite.patterns.terms import Term
 
-_PROGRESS = {kind: place for place, kind in enumerate(get_args(Kind))}
+_PROGRESS = {kind: place for place, kind in enumerate(get_args(VerdictKind))}
 
 MAX_PLACEMENTS = 8
 MAX_LISTS = 16
-"""Lengths of tensor lists that are tried, of those that the graph has."""
+"""The most lengths of tensor lists that are tried."""
 
 Known = TypeVar("Known")
 
 Prepare = Callable[[FoundMatch, Surroundings], "Any | Misfit"]
-"""``prepare(found, surroundings)``: what is needed to rewrite a match, or why it cannot be."""
+"""``prepare(found, surroundings)``: the data for rewriting a match, or why it cannot be rewritten."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The verdict on one candidate, the node ``candidate``.
+    """The verdict on one ``candidate``.
 
-    ``matched`` of ``total`` operators of the pattern are there. ``node`` is where the reason lies; ``differences`` are
-    all that keep the structure from matching; ``prepared`` is what the caller's ``prepare`` made of a match.
+    ``matched`` of ``total`` operators of the pattern were found. ``node``: the node of the reason. ``differences``: all
+    differences in structure. ``prepared``: the result of ``prepare`` for a match.
     """
 
     pattern: Pattern
     candidate: Node
-    kind: Kind
+    kind: VerdictKind
     reason: str = ""
     node: Node | None = None
     change: str = ""
@@ -67,21 +67,22 @@ class Outcome:
 
     @property
     def drawing(self) -> Drawing | None:
-        """The pattern beside what of it is there."""
+        """The pattern with the graph's nodes for the operators that were found."""
         seen = self.found or self.near
         return None if seen is None else seen.drawing
 
     @property
     def progress(self) -> tuple[int, float]:
-        """How far the candidate came, for comparing."""
+        """How far the candidate came, to compare candidates."""
         return _PROGRESS[self.kind], self.matched / max(self.total, 1)
 
 
 def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, near: bool = False) -> list[Outcome]:
     """Verdicts on every candidate of ``patterns`` in ``graph``, pattern by pattern, in program order.
 
-    A pattern of which the graph lacks an operator has none. One of which it has all, but none that reads what the
-    pattern's reads, has one outcome that says so. With ``near``, both have candidates: nodes of another operator of it.
+    If the graph lacks an operator of a pattern, the pattern has no verdict. If it has all of them, but none with the
+    right operands, one outcome says so. With ``near``, there are candidates in both cases: nodes of another operator of
+    the pattern.
 
     Raises:
         FuseError: a pattern cannot be run; the message names it.
@@ -92,42 +93,35 @@ def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, 
 
 
 def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, near: bool) -> list[Outcome]:
-    """The outcomes, by priority; the tables of the graph are gone when they are there."""
+    """The outcomes, by priority. The graph's tables are freed on return."""
     claimed: dict[Node, Pattern] = {}
     outcomes: list[Outcome] = []
     index, around = GraphIndex(graph), Surroundings(graph)
     for pattern in sorted(patterns, key=lambda one: -one.priority):
         needs = () if near else forms.needs(pattern)
-        possible = [needed for needed in needs if all(index.count(operand_filter.name) for operand_filter in needed)]
-        lacking = [operand_filter for needed in possible if (operand_filter := _lacking(needed, index))]
+        possible = [needed for needed in needs if all(index.count(one.name) for one in needed)]
+        lacking = [found for needed in possible if (found := _lacking(needed, index))]
         if len(lacking) < len(possible) or not needs:
             outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
-        elif told := next(
-            (
-                (operand_filter, step)
-                for operand_filter in lacking
-                for step in islice(index.steps(operand_filter.name), 1)
-            ),
-            None,
-        ):
-            operand_filter, step = told
-            outcomes.append(Outcome(pattern, step.node, "structure", str(operand_filter), step.node))
+        elif rare := next(((found, step) for found in lacking for step in islice(index.steps(found.name), 1)), None):
+            found, step = rare
+            outcomes.append(Outcome(pattern, step.node, "structure", str(found), step.node))
     return outcomes
 
 
 def _lacking(needed: Collection[OperandFilter], index: GraphIndex) -> OperandFilter | None:
-    """A step that a form needs and the graph does not have; none where that cannot be told at little cost."""
+    """A filter of a form that no step passes; None if there is none, or finding it would take long."""
     rarest = index.rarest(needed)
     return rarest if rarest is not None and not index.steps_like(rarest) else None
 
 
 FEW = 32
-"""Candidates of a pattern that are each explained by themselves where nothing matches; of more, one of each kind is."""
+"""The most candidates without a match that are explained one by one; of more, one of each kind is."""
 
 
 @dataclass(frozen=True)
 class _Lost:
-    """A candidate at which nothing matched: what came of each placement. Why is found out when it is to be told."""
+    """A candidate without a match, with the result for each placement. The reason is found only when it is needed."""
 
     form: Form
     term: Term
@@ -137,7 +131,7 @@ class _Lost:
 
 @dataclass
 class _Matcher:
-    """Matches one pattern; ``claimed`` are the nodes that matches of this and other patterns have taken."""
+    """Matches one pattern; ``claimed``: the nodes of matches of this and other patterns."""
 
     pattern: Pattern
     index: GraphIndex
@@ -176,7 +170,7 @@ class _Matcher:
                 yield form, term, step
 
     def _outcome(self, form: Form, term: Term, step: Step) -> Outcome | _Lost:
-        """The match that comes of placing ``term`` at ``step``, or what came of trying."""
+        """The match with ``term`` placed at ``step``, or the failed attempts."""
         answers: list[Outcome | tuple[Attempt, ...]] = []
         for placement in islice(Search(form, self.index).placements(term, step), MAX_PLACEMENTS):
             answer = compare(form, placement, self.index)
@@ -186,7 +180,7 @@ class _Matcher:
         return _Lost(form, term, step, answers)
 
     def _explained_once(self, lost: _Lost, known: dict[object, Outcome]) -> Outcome:
-        """The best that came of trying, found out once for calls that read alike; the others get its reason."""
+        """The best failed attempt, found once for candidates with equal calls; the others get the same reason."""
         key = lost.form, lost.term, lost.step.term, self.index.read_by(lost.step), not lost.answers
         if (outcome := known.get(key)) is None:
             outcome = known[key] = self._explained(lost)
@@ -194,7 +188,7 @@ class _Matcher:
         return replace(outcome, candidate=lost.step.node, node=lost.step.node)
 
     def _explained(self, lost: _Lost) -> Outcome:
-        """The best that came of trying."""
+        """The best failed attempt."""
         form, step = lost.form, lost.step
         if not lost.answers:
             return self._unlike(step, partial_match_at(form, self.index, lost.term, step))
@@ -233,12 +227,12 @@ class _Matcher:
         )
 
     def _taken(self, step: Step) -> Outcome:
-        """The verdict on a candidate that another match has taken: whatever lay there would overlap."""
+        """The verdict on a candidate in another match: any match there would overlap."""
         reason, change = self._overlapped_by(self.claimed[step.node])
         return Outcome(self.pattern, step.node, "overlapped", reason, step.node, change)
 
     def _overlap(self, found: FoundMatch) -> Misfit | None:
-        """The reason that another match has taken a node of ``found``."""
+        """The misfit if another match has taken a node of ``found``."""
         other = next((self.claimed[node] for node in found.members if node in self.claimed), None)
         if other is None:
             return None
@@ -246,13 +240,13 @@ class _Matcher:
         return Misfit("overlapped", reason, None, change)
 
     def _overlapped_by(self, other: Pattern) -> tuple[str, str]:
-        """Reason and change where a match of ``other`` was first."""
+        """Reason and change if a match of ``other`` was first."""
         change = "a higher priority: @fuse.pattern(priority=1)" if other is not self.pattern else ""
         return f"a match of {other.name} has taken some of its nodes", change
 
 
 def all_forms(pattern: Pattern, index: GraphIndex) -> Iterator[Form]:
-    """The forms of ``pattern``, with lists of tensors of every length that operators of the graph have."""
+    """The forms of ``pattern``, for each length of tensor lists in the graph."""
     least = forms.takes_lists(pattern)
     if not least:
         yield from forms.forms(pattern, 1)
@@ -263,7 +257,7 @@ def all_forms(pattern: Pattern, index: GraphIndex) -> Iterator[Form]:
 
 
 def _without_circles(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Give up matches that wait for one another's results, which only matches with several results can do."""
+    """Drop matches that need each other's results; only matches with several results can."""
     found = list(outcomes)
     while True:
         matches = {place: one.found for place, one in enumerate(found) if one.kind == "matched" and one.found}
@@ -278,7 +272,7 @@ def _without_circles(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _circles(matches: Mapping[int, FoundMatch]) -> list[list[int]]:
-    """The matches, by their places, of each circle that there is once each match is one node."""
+    """The cycles of matches, as lists of their positions, in the graph with each match as one node."""
     between = dict.fromkeys(_where_interleaved([one.members for one in matches.values()]))
     if not between:
         return []
@@ -292,7 +286,7 @@ def _circles(matches: Mapping[int, FoundMatch]) -> list[list[int]]:
     left = _in_circles_or_behind(users)
     if not left:
         return []
-    import networkx  # takes a while to load, and is hardly ever asked
+    import networkx  # slow to import, and hardly ever needed
 
     quotient = networkx.DiGraph((one, user) for one in left for user in users[one] if user in left)
     parts = [part for part in networkx.strongly_connected_components(quotient) if len(part) > 1]
@@ -300,7 +294,7 @@ def _circles(matches: Mapping[int, FoundMatch]) -> list[list[int]]:
 
 
 def _where_interleaved(matches: Iterable[Sequence[Node]]) -> Iterator[Node]:
-    """The nodes from the first to the last of matches of which one begins before another ends: a circle lies there.
+    """The nodes of all stretches in which one match begins before another ends; only these can contain a cycle.
 
     Each match has its nodes in program order.
     """
@@ -320,7 +314,7 @@ def _where_interleaved(matches: Iterable[Sequence[Node]]) -> Iterator[Node]:
 
 
 def _in_circles_or_behind(users: Mapping[Known, Iterable[Known]]) -> set[Known]:
-    """What no order puts behind everything that it reads: what lies in a circle, and what is made of such."""
+    """The nodes in cycles, and all nodes that depend on them: no order puts them behind their operands."""
     waiting = dict.fromkeys(users, 0)
     for one in users:
         for user in users[one]:

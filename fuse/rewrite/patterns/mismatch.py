@@ -1,9 +1,9 @@
-"""Why a form that was placed in a graph is not what the graph has there: asked only where that is to be told.
+"""Explain why a placed form does not match: run only if the reason is to be reported.
 
     pattern   cat(exp(x), exp(y), dim=1)        graph   cat(exp(x), exp(y), dim=0)
-    2 of 3 operators are there as they are;  "`cat` has dim 0, the pattern wants 1"
+    2 of 3 operators match;  "`cat` has dim 0, the pattern wants 1"
 
-The terms of both are made once more, in a table of this place alone: those know the nodes that they were made for.
+The terms of both are made again, in a table of this place alone, so that terms know their nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fuse.rewrite.patterns.tracing import Traced
 
 @dataclass(frozen=True)
 class PartialMatch:
-    """A form that lies in the graph but for ``differences``: ``matched`` of its ``total`` operators are as it wants."""
+    """A form that matches except for ``differences``; ``matched`` of its ``total`` operators match."""
 
     form: Form
     matched: int
@@ -34,9 +34,9 @@ class PartialMatch:
 
 
 def best_attempt(form: Form, attempts: Sequence[Attempt], index: GraphIndex) -> PartialMatch:
-    """What came of the best of ``attempts`` to find ``form`` at one placement."""
+    """The best partial match among ``attempts`` at one placement."""
     if not attempts:
-        return _nothing(form, "a constant of the pattern is none in the graph")
+        return _nothing(form, "the graph has no value for a constant of the pattern")
     return max((_near(attempt, index) for attempt in attempts), key=lambda near: near.matched)
 
 
@@ -67,7 +67,7 @@ def _near(attempt: Attempt, index: GraphIndex) -> PartialMatch:
 
 
 def _first_like(wanted: Term, found: Sequence[Term]) -> Term | None:
-    """The first of the terms that may hold a result: an operator with several results is not one of them."""
+    """The first term that may be the result; an operator with several results is none."""
     alike = (term for term in found if isinstance(term.type, tuple) == isinstance(wanted.type, tuple))
     return min(alike, key=lambda term: term.serial, default=None)
 
@@ -79,7 +79,7 @@ def _nothing(form: Form, reason: str) -> PartialMatch:
 def _drawn(
     traced: Traced, known: Mapping[Node, Term], found: Sequence[Term], inputs: Mapping[InputKey, Bound]
 ) -> Drawing:
-    """The pattern's nodes of which the graph has the very terms, each with the node that has it."""
+    """The pattern's nodes whose terms the graph has, too, with the graph's nodes."""
     have = set(below(*found))
     places = {node: term.origin for node, term in known.items() if term in have and isinstance(term.origin, Node)}
     return Drawing(traced.outputs, places, {key: given.node for key, given in inputs.items()})

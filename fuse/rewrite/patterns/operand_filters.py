@@ -1,9 +1,9 @@
-"""Operands of a step by operator names alone, which rule out places of a form before any search.
+"""Filters by the names of operands, which rule out places of a form before any search.
 
-    form    add(mul(f, c), mul(i, tanh(g)))        operand_filters   add of mul, mul     mul of tanh     tanh
-    graph   1,250 products, 12 of them of a tanh   the form is looked for at those 12, or, where there are none, nowhere
+    form    add(mul(f, c), mul(i, tanh(g)))        filters    add of mul, mul;  mul of tanh;  tanh
+    graph   1,250 products, 12 of a tanh           the form is searched at those 12; if there are none, nowhere
 
-A operand_filter asks for less than the search for a form does, and for nothing else.
+A filter is weaker than the search for the form, so that it rules out no match.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import NamedTuple
 from fuse.rewrite.patterns.terms import NUMBER, Term
 from fuse.rewrite.patterns.views import stripped
 
-Read = tuple[tuple[str, ...], ...]
-"""For each operand of a step in a graph, the names of the steps that it may be, and ``number`` where it is one."""
+OperandNames = tuple[tuple[str, ...], ...]
+"""For each operand of a step in a graph: the names of the steps that it may be, and ``number`` if it may be a number.
+"""
 
 
 class OperandFilter(NamedTuple):
-    """A step's name, how many operands it has, and the names of those that must be steps or numbers, sorted."""
+    """A step's name, its number of operands, and the sorted names of operands that are steps or numbers."""
 
     name: str
     operands: int
@@ -33,14 +34,14 @@ class OperandFilter(NamedTuple):
 
 
 def operand_filter_of(step: Term) -> OperandFilter:
-    """The operand_filter of a form's step.
+    """The filter for a form's step.
 
     >>> import torch
     >>> from fuse.rewrite.patterns.terms import TensorType, Terms
     >>> terms, tensor_type = Terms(), TensorType((8,), torch.float32, None)
     >>> x = terms.leaf("x", tensor_type)
-    >>> operand_filter = operand_filter_of(terms.make("mul", [x, terms.make("tanh", [x], tensor_type)], tensor_type))
-    >>> operand_filter, fits(operand_filter, [("tanh",), ("add",)]), fits(operand_filter, [("add",), ()])
+    >>> of_tanh = operand_filter_of(terms.make("mul", [x, terms.make("tanh", [x], tensor_type)], tensor_type))
+    >>> of_tanh, fits(of_tanh, [("tanh",), ("add",)]), fits(of_tanh, [("add",), ()])
     (OperandFilter(name='mul', operands=2, read=('tanh',)), True, False)
     """
     inner = [stripped(operand) for operand in step.operands]
@@ -50,7 +51,7 @@ def operand_filter_of(step: Term) -> OperandFilter:
 
 
 def fits(operand_filter: OperandFilter, read: Sequence[Collection[str]]) -> bool:
-    """Whether a step of the operand_filter's name has operands for what it asks for; ``read`` are what they may be."""
+    """Whether operands with the names ``read`` pass the filter; each operand may have several names."""
     if len(read) != operand_filter.operands:
         return False
     return all(

@@ -1,11 +1,11 @@
-"""Pairs of functions as other pattern matchers take them, as patterns of fuse.
+"""Pairs of functions, as other pattern matchers take them, as patterns of fuse.
 
 torch.fx.subgraph_rewriter.replace_pattern(graph, search, replace)          fuse.pattern(search, replace)
 register_replacement(search, replace, examples, trace, passes)              fuse.pattern(search, replace, examples=...)
     scalar_workaround={"scale": 2.0}                                            a number among the examples
 
-The functions are taken as they are. A parameter whose example, or default, is no tensor is a constant of the pattern:
-``fuse.const`` under its name, any value in the graph. The replacement's parameters go by position.
+The functions stay unchanged. A parameter whose example or default is no tensor is a constant of the pattern:
+``fuse.const`` with its name, any value in the graph. The replacement's parameters correspond by position.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def define_pair(
     finite: bool = False,
     overlaps: Iterable[str] = (),
 ) -> Pattern:
-    """The pattern that looks for what ``search`` computes and puts ``replace`` in its place.
+    """The pattern that replaces the computation of ``search`` by ``replace``.
 
-    ``examples`` is a tuple of arguments, a list of such, or a function that gives either.
+    ``examples``: a tuple of arguments, a list of such tuples, or a function that returns either.
 
     Raises:
-        FuseError: the functions take different numbers of parameters, or the examples are not for these.
+        FuseError: the functions have different numbers of parameters, or the examples do not fit them.
 
     >>> import torch
     >>> def search(x, scale): return torch.softmax(x * scale, -1)
@@ -54,7 +54,7 @@ def define_pair(
     given = list(_parameters(search))
     others = list(_parameters(replace))
     if len(given) != len(others):
-        raise FuseError(f"pattern {title!r}: search takes {len(given)} parameters, and replace {len(others)}")
+        raise FuseError(f"pattern {title!r}: search has {len(given)} parameters, and replace {len(others)}")
     listed = _listed(title, examples() if inspect.isfunction(examples) else examples, len(given))
     constants = _constants(given, listed)
     tensors = [one for one in given if one.name not in constants]
@@ -69,7 +69,7 @@ def define_pair(
 
 
 class _Examples:
-    """The same arguments at each call."""
+    """A function that returns the same arguments at each call."""
 
     def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
         self.rows = list(rows)
@@ -77,7 +77,7 @@ class _Examples:
     def __call__(self) -> list[tuple[Any, ...]]:
         return self.rows
 
-    def __repr__(self) -> str:  # what is kept of a pattern is kept by this, too
+    def __repr__(self) -> str:  # part of the pattern's cache key
         kinds = pytree.tree_map_only(Tensor, lambda one: (one.dtype, one.shape, one.stride()), self.rows)
         return f"examples({kinds})"
 
@@ -88,7 +88,7 @@ def _with_constants(
     constants: Mapping[str, Any],
     tensors: Sequence[inspect.Parameter],
 ) -> PlainFunction:
-    """``function`` of its tensors alone; the other parameters are constants of the pattern."""
+    """``function`` of its tensors alone; its other parameters are constants of the pattern."""
     called = function.forward if isinstance(function, nn.Module) else function
 
     @functools.wraps(called)
@@ -127,7 +127,7 @@ def _listed(name: str, examples: Any, count: int) -> list[tuple[Any, ...]]:
 
 
 def _rows(examples: Any) -> Sequence[Any]:
-    """One row of arguments, or several: a list that begins with a tuple or a list has several."""
+    """The argument rows: ``examples`` itself, or its items if it is a list that begins with a tuple or a list."""
     several = isinstance(examples, list) and examples and isinstance(examples[0], (tuple, list))
     return examples if several else [examples]
 

@@ -1,9 +1,10 @@
-"""Where a form lies in a graph as far as it does: the operators that are right, and the first thing that is not.
+"""The best partial match of a form: the operators that match, and the first differences.
 
     form    relu <- add <- convolution      graph    relu <- sub <- convolution
-    relu is right;  "`sub` where the pattern has `add`";  what lies above the difference is not looked at
+    relu matches;  "`sub` where the pattern has `add`";  operators above the difference are not compared
 
-Asked for candidates at which the whole form cannot be placed; it takes the best of several ways instead of trying all.
+This serves candidates at which the form has no complete placement. Of several ways to go on, the best is taken, instead
+of trying all.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from fuse.rewrite.patterns.search import Placement, alike, bound, next_step, rea
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term
 
 DEPTH = 3
-"""How far ahead is looked to choose between two ways."""
+"""The number of operators ahead that decide between two ways."""
 
 FITS = 4
-"""What an operator that fits is worth, against an input that may be anything."""
+"""The score of a matching operator; an input, which may be anything, scores less."""
 
 TWO_VALUES = "another parameter for the second"
 TOO_MANY_WAYS = "it could lie here in more ways than are tried"
 
 
 def partial_match_at(form: Form, index: GraphIndex, term: Term, step: Step) -> PartialMatch:
-    """How much of ``form`` lies in the graph when ``term`` of it lies at ``step``."""
+    """The partial match of ``form`` with its ``term`` placed at ``step``."""
     walk = _Placing(form, index)
     walk.place(term, step)
     walk.go_on()
@@ -44,7 +45,7 @@ def partial_match_at(form: Form, index: GraphIndex, term: Term, step: Step) -> P
 
 
 class _Placing:
-    """Places what fits and notes what does not."""
+    """Places matching operators, and notes differences."""
 
     def __init__(self, form: Form, index: GraphIndex) -> None:
         self.form = form
@@ -90,7 +91,7 @@ class _Placing:
             self.place(wanted, source.step)
 
     def _bind(self, key: InputKey, source: Source, reader: Term, at: Step) -> None:
-        """Let the pattern's input ``key``, which ``reader`` reads, be what ``at`` reads."""
+        """Bind the pattern's input ``key``, read by ``reader``, to the operand of ``at``."""
         if nodes := bound(self.inputs, key, source):
             self.inputs[key] = nodes
         elif not source.nodes:
@@ -102,7 +103,7 @@ class _Placing:
             self._differ(reader, at, f"`{key[0]}` is one value in the pattern, and two here", TWO_VALUES)
 
     def go_on(self) -> None:
-        """Place what reads the steps that are placed."""
+        """Place the readers of placed steps."""
         while found := next_step(self.form, Placement(self.steps, self.inputs), self.wrong):
             term, read = found
             candidates = list(readers(self.index, Placement(self.steps, self.inputs), read))
@@ -117,7 +118,7 @@ class _Placing:
                 self._differ(term, self.steps.get(read), reason, f"fuse.optional(...) for `{name}`")
 
     def _score(self, term: Term, step: Step, depth: int) -> int:
-        """How well ``term`` fits at ``step``, looking ``depth`` operands up."""
+        """How well ``term`` matches at ``step``, including ``depth`` operators above."""
         if not alike(term, step.term) or term in self.steps or term in self.wrong:
             return FITS if self.steps.get(term) == step else 1
         if not depth:

@@ -1,11 +1,11 @@
-"""Cache of results about patterns on disk, under a hash of the pattern's code: no code is tested twice.
+"""A cache of results about patterns on disk, under a hash of the pattern's code, so that no code is tested twice.
 
-    key   =  the pattern's source, torch, Python, the files of fuse that found it out, and what was asked
+    key   =  the pattern's source, torch, Python, the files of fuse that computed the result, and the question
     value =  text
 
-A change of any of these is another key, so that nothing is ever out of date. The source is a text that changes whenever
-the pattern does: code and constants of its functions, what they close over, the globals that they read, functions that
-those call. Where a value has no text of its own, it has a new one in each process: nothing is then found again.
+A change of any of these changes the key, so that no entry is out of date. The source is a text that changes whenever
+the pattern does: code and constants of its functions, their closures, the globals that they read, functions that they
+call. A value without a text gets a new one in each process, so that its entries are never found again.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _FOLDERS = ("graph", "rewrite/patterns", "check")
 
 
 def find(pattern: Pattern, *asked: str) -> bytes | None:
-    """The stored result for ``pattern``, or None where there is none yet."""
+    """The stored result for ``pattern``, or None."""
     entry = disk_cache().find(_key(pattern, *asked), SUFFIX)
     return None if entry is None else entry[1]
 
 
 def store(content: bytes, pattern: Pattern, *asked: str) -> None:
-    """Keep ``content`` as the answer."""
+    """Store ``content`` as the result."""
     disk_cache().store(_key(pattern, *asked), content, SUFFIX)
 
 
@@ -46,7 +46,7 @@ def _key(pattern: Pattern, *asked: str) -> str:
 
 @cache
 def _finders() -> str:
-    """The files that find out, by size and time: what another version of them found does not hold."""
+    """Sizes and times of the files of fuse that compute results: another version may compute others."""
     home = Path(__file__).parent.parent.parent
     entries = [entry for folder in _FOLDERS for entry in os.scandir(home / folder) if entry.name.endswith(".py")]
     told = [(entry.path, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries]
@@ -55,7 +55,7 @@ def _finders() -> str:
 
 @cache
 def source_of(pattern: Pattern) -> str:
-    """The text.
+    """The text of a pattern's code.
 
     >>> from fuse.rewrite.patterns.definition import define
     >>> def twice(x): return x.exp() * 2
@@ -92,7 +92,7 @@ def _of_function(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:
 
 
 def _is_keyed(module: str) -> bool:
-    """Whether a module is part of the key already: torch by its version, the words of patterns by their files."""
+    """Whether a module is in the key already: torch by its version, files of patterns by size and time."""
     return module.partition(".")[0] == "torch" or module.startswith("fuse.rewrite.patterns.")
 
 
@@ -102,14 +102,14 @@ def _of_code(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _of_code(constant)
-        elif isinstance(constant, frozenset):  # in another order in each process
+        elif isinstance(constant, frozenset):  # its order differs between processes
             yield repr(sorted(map(repr, constant)))
         else:
             yield repr(constant)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """The names that a function, and the functions in it, may look up in its module."""
+    """The globals that a function, and the functions in it, may read."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -119,7 +119,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def _of_value(value: Any) -> str:
     if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
         return value.__name__
-    if isinstance(value, types.FunctionType):  # several may have one name
+    if isinstance(value, types.FunctionType):  # several functions may have one name
         return f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"

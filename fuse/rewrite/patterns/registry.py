@@ -1,9 +1,9 @@
-"""The patterns that are installed.
+"""The installed patterns.
 
-    @fuse.pattern                          registers at once
-    [project.entry-points."fuse.patterns"]     a package's patterns, loaded when they are first asked for
+    @fuse.pattern                              registers at once
+    [project.entry-points."fuse.patterns"]     a package's patterns, loaded at the first request
 
-A plugin that does not load is listed as broken, with the reason, and harms no other.
+A plugin that does not load is listed as broken, with the reason, and does not affect the others.
 """
 
 from __future__ import annotations
@@ -69,25 +69,26 @@ def pattern(
 ) -> Any:
     """Register a function of tensors, or a class with a method ``pattern``, as a pattern of its own name.
 
-    Or a pair of functions, as ``torch.fx.subgraph_rewriter.replace_pattern`` and Inductor's ``register_replacement``
-    take them: what ``source`` computes is replaced by what ``replace`` does.
+    It may also be a pair of functions, as ``torch.fx.subgraph_rewriter.replace_pattern`` and Inductor's
+    ``register_replacement`` take them: the computation of ``source`` is replaced by that of ``replace``.
 
     Args:
-        replace: the second of a pair; its parameters are those of the first, by position.
-        examples: of a pair: arguments that it runs with, or a list of such; a parameter that is given a number there,
-            or has one as its default, may be any number in a graph.
-        name: of a pair; that of the first function where none is given.
-        check: of a pair: asked for each match, as the method of a class is.
-        priority: of two patterns that match the same node, the one with the higher priority gets it.
-        enabled: whether it runs in the pass ``match_patterns``; else ``fuse explain`` alone knows it.
-        overlaps: names of patterns that compete with this one on purpose; `fuse check-pattern` says nothing of those.
-        finite: ``replace`` may give something else than the pattern where a value is infinite or NaN, or becomes so.
+        replace: the second function of a pair; its parameters correspond to those of the first by position.
+        examples: of a pair: arguments with which it runs, or a list of such. A parameter whose example or default is a
+            number may be any number in a graph.
+        name: of a pair; by default the name of the first function.
+        check: of a pair: called for each match, like the method of a class.
+        priority: the pattern with the higher priority gets a node that two patterns match.
+        enabled: whether the pass ``match_patterns`` uses the pattern; otherwise only ``fuse explain`` does.
+        overlaps: names of patterns that compete with this one on purpose; ``fuse check-pattern`` does not report them.
+        finite: ``replace`` may differ from the pattern if a value is or becomes infinite or NaN.
 
-    A pattern without ``replace`` becomes one region, run by one generated kernel. The class may also have ``check(m)``,
-    ``replace`` (PyTorch code to stand in the pattern's place) and ``examples()`` (arguments that it runs with).
+    A match of a pattern without ``replace`` becomes one region, run by one generated kernel. A class may also have
+    ``check(m)``, ``replace`` (PyTorch code that replaces the match), ``backward`` (its gradients) and ``examples()``
+    (arguments with which it runs).
 
     Raises:
-        FuseError: the name is taken by another module's pattern, or the definition is none.
+        FuseError: a pattern of another module has the name, or the definition is invalid.
 
     >>> @pattern(enabled=False)
     ... def swish(x):
@@ -115,7 +116,7 @@ def _register(made: Pattern) -> Pattern:
 
 
 def unregister(name: str) -> None:
-    """Forget the pattern ``name``."""
+    """Remove the pattern ``name``."""
     del _installed.by_name[name]
 
 
@@ -131,27 +132,26 @@ def broken_plugins() -> tuple[BrokenPlugin, ...]:
 
 
 def find(name: str) -> Pattern:
-    """The pattern called ``name``; ``FuseError`` with a suggestion when there is none."""
+    """The pattern called ``name``; ``FuseError`` with a suggestion if there is none."""
     return _installed.find(name)
 
 
 def refusal(pattern: Pattern) -> str | None:
-    """Why ``pattern`` must not be used at all: a call on which its replacement is wrong; None where none is known.
+    """Why ``pattern`` must not be used in any call: a test call with a wrong result; None if there is none.
 
-    A pattern is tried before it is first used, and what was found is remembered. What a pattern is everywhere follows
-    from its code: those that come with fuse are tried so by its tests, which takes up to three seconds each, and never
-    again. What depends on a call is asked of :func:`objection`, of theirs as of others'.
+    A pattern is tested before its first use, and the result is stored. fuse's own patterns are tested by fuse's tests
+    instead, which takes up to three seconds each. :func:`objection` tests the class of each call, for all patterns.
     """
     return None if _is_ours(pattern) else services.verifier().refusal(pattern)
 
 
 def objection(found: FoundMatch) -> str | None:
-    """Why the replacement must not be used for ``found``: it does not hold for calls of that class."""
+    """Why the pattern's replacement must not be used for ``found``: its test failed for calls of this class."""
     return _unless_right("replace", found, services.verifier().trial(found))
 
 
 def gradient_objection(found: FoundMatch) -> str | None:
-    """Why the pattern's rule for gradients must not be used for ``found``."""
+    """Why the pattern's gradient rule must not be used for ``found``, or None."""
     return _unless_right("backward", found, services.verifier().gradient_trial(found))
 
 
@@ -167,12 +167,12 @@ def _is_ours(pattern: Pattern) -> bool:
 
 
 def load(path: Path, name: str | None = None) -> Pattern:
-    """The pattern ``name`` of a Python file, which is run; without a name, the only one that it has.
+    """The pattern ``name`` of a Python file, which is executed; without a name, the file's only pattern.
 
-    The file's patterns are not registered for longer than this takes.
+    The file's patterns do not stay registered.
 
     Raises:
-        FuseError: the file cannot be run, or has no such pattern, or several and no name is given.
+        FuseError: the file raises, has no such pattern, or has several and no name is given.
     """
     found = load_all(path)
     if name is None and len(found) == 1:
@@ -185,10 +185,10 @@ def load(path: Path, name: str | None = None) -> Pattern:
 
 
 def load_all(path: Path) -> dict[str, Pattern]:
-    """The patterns of a Python file, which is run, by name; they are not registered for longer than this takes.
+    """The patterns of a Python file, by name. The file is executed; its patterns do not stay registered.
 
     Raises:
-        FuseError: the file cannot be run.
+        FuseError: the file raises.
     """
     with _aside():
         try:
@@ -200,7 +200,7 @@ def load_all(path: Path) -> dict[str, Pattern]:
             spec.loader.exec_module(module)
         except FuseError:
             raise
-        except Exception as error:  # whatever the user's file raises
+        except Exception as error:  # any error of the user's file
             text = (str(error).splitlines() or [""])[0]
             raise FuseError(f"{path} cannot be run ({type(error).__name__}: {text})") from error
         return dict(_installed.by_name)
@@ -211,10 +211,10 @@ ALL = "all"
 
 @contextmanager
 def also(wanted: Iterable[str]) -> Iterator[None]:
-    """More patterns are looked for: installed ones that are off, by name or ``all``, and those of ``file.py[:Name]``.
+    """A context that enables more patterns: installed ones by name or ``all``, and those of ``file.py[:Name]``.
 
     Raises:
-        FuseError: no pattern is installed under a name; a file has no such pattern, or one whose name is taken.
+        FuseError: no such pattern is installed; a file has no such pattern, or one whose name is taken.
     """
     added: dict[str, Pattern] = {}
     known = {one.name: one for one in registered()}
@@ -242,7 +242,7 @@ def also(wanted: Iterable[str]) -> Iterator[None]:
 
 
 def split(pattern: str) -> tuple[Path | None, str | None]:
-    """The file and the name in ``path/to/file.py[:Name]``; no file where ``pattern`` is a name alone.
+    """File and name in ``path/to/file.py[:Name]``; no file if ``pattern`` is only a name.
 
     >>> split("swish"), split("patterns.py:swish")[1], split("patterns.py")[1]
     ((None, 'swish'), 'swish', None)
@@ -253,7 +253,7 @@ def split(pattern: str) -> tuple[Path | None, str | None]:
 
 @contextmanager
 def alone(pattern: Pattern) -> Iterator[None]:
-    """No other pattern is registered, and this one is enabled."""
+    """A context in which ``pattern`` is the only registered pattern, and enabled."""
     with _aside():
         _installed.by_name[pattern.name] = replace(pattern, enabled=True)
         yield
@@ -261,8 +261,8 @@ def alone(pattern: Pattern) -> Iterator[None]:
 
 @contextmanager
 def _aside() -> Iterator[None]:
-    """Nothing is registered at first, and what is registered within is forgotten afterwards."""
-    _installed.broken()  # what is loaded at the first question would be forgotten, too
+    """A context in which nothing is registered at first; patterns registered in it are removed at its end."""
+    _installed.broken()  # load plugins now: those loaded within would be removed, too
     before = dict(_installed.by_name)
     _installed.by_name.clear()
     try:

@@ -1,9 +1,9 @@
-"""Put a pattern's own replacement into the graph.
+"""Replace a match by the pattern's own replacement.
 
     r = relu(add(conv(x, w), skip))     ->     the operators of replace(x, w, skip), traced with those tensors
 
-Declined where the replacement does not run, gives another shape, dtype or device than the pattern's results have, or
-memory that the caller would notice to be another's.
+Declined if the replacement raises, returns another shape, dtype or device than the pattern, or returns memory that the
+caller would notice to be another tensor's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Replacement:
-    """A traced replacement that fits: ``inputs`` are what the graph has for those of ``traced`` that it reads."""
+    """A traced replacement that fits; ``inputs``: the graph's nodes for the inputs of ``traced`` that it reads."""
 
     found: FoundMatch
     traced: Traced
@@ -33,7 +33,7 @@ class Replacement:
 
 
 def replacement(found: FoundMatch, around: Surroundings) -> Replacement | Misfit:
-    """The replacement that the pattern of ``found`` gives, or why it cannot stand there."""
+    """The replacement for ``found``, or why it does not fit."""
     traced = found.setting.replaced
     if isinstance(traced, str):
         return Misfit("constraint", f"replace does not run on these tensors: {traced}")
@@ -64,9 +64,9 @@ def _misfit(found: FoundMatch, traced: Traced, around: Surroundings) -> Misfit |
 
 
 def put(replacement: Replacement, moved: dict[Node, Node]) -> None:
-    """Put the replacement's operators in front of the pattern's last node and let them stand for its results.
+    """Insert the replacement's operators before the pattern's last node, and replace the pattern's results.
 
-    ``moved`` has the nodes that earlier rewrites put in the place of others, and receives those of this one. The caller
+    ``moved`` maps nodes replaced by earlier rewrites to their replacements; this rewrite adds its own. The caller
     restores the program order.
     """
     found, traced = replacement.found, replacement.traced
@@ -96,7 +96,7 @@ def latest(node: Node, moved: dict[Node, Node]) -> Node:
 
 
 def _in_layout(new: Node, output: FoundResult, before: Node) -> Node:
-    """``new`` in the shape and with the strides of the result that it is to stand for."""
+    """``new`` with the shape and strides of the result that it replaces."""
     old = output.node.meta["val"]
     if output.reshaped:
         if view_layouts.view(aten.view.default, view_layouts.without_data(new.meta["val"]), (list(old.shape),)) is None:

@@ -1,4 +1,4 @@
-"""The named rules that give each operator's term its one spelling.
+"""The named rules that give each operator's term one canonical spelling.
 
     name                  spellings that become one
     scaled_sums           x - y,  x + (-1) * y,  rsub(y, x),  add(x, y, alpha=-1);  x - (-y) and x + y
@@ -14,13 +14,12 @@
     views                 transpose, t and permute;  view, reshape, flatten, squeeze and unsqueeze
     copies                clone, contiguous, copy, slice_scatter of everything and the tensor itself
 
-All of them hold for every value of every element, but that ``quotients`` and ``averages`` may differ in the last bit.
-What one operator converts before it computes is converted in its term, and what it has in between in float16 is
-float32: written apart, it could be too large there.
-They compare what is written; the graph that runs keeps the operators it has.
+All rules hold for every value of every element, except that ``quotients`` and ``averages`` may differ in the last bit.
+If an operator converts operands before it computes, its term does, too. Intermediate values of one float16 operator are
+float32: as separate operators, they could overflow. Terms are only compared; the graph keeps its operators.
 
-A rule takes its own operator apart and never looks into another one's operands, views and negations apart: what an
-operator is made of must not depend on where the graph is cut. The index follows both (``GraphIndex.source``).
+A rule decomposes its own operator. It never examines the operands' operators, except views and negations, because a
+term must not depend on where the graph is cut. The index follows both (``GraphIndex.source``).
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from fuse.rewrite.patterns import views
 from fuse.rewrite.patterns.terms import NUMBER, TensorType, Term, Terms, shortest
 
 OperatorArguments = dict[str, Any]
-"""An operator's arguments by the names of its schema, tensors as terms."""
+"""An operator's arguments by the names of its schema, with terms in place of tensors."""
 
 Rule = Callable[[Terms, OperatorArguments, TensorType], Term | None]
-"""``rule(terms, arguments, look of the result)``: the term, or None where the rule has nothing to say."""
+"""``rule(terms, arguments, result type)``: the term, or None if the rule does not apply."""
 
 _RULES: dict[str, Rule] = {}
 _MAKES: dict[str, frozenset[str]] = {}
 
 
 def rule(name: str, *operators: str, makes: str = "") -> Callable[[Rule], Rule]:
-    """Register a rule under ``name`` for ATen operators, all their overloads; ``makes`` lists what it may make."""
+    """Register a rule called ``name`` for ATen operators, with all overloads. ``makes``: the terms it may make."""
 
     def register(function: Rule) -> Rule:
         for operator in operators:
@@ -59,16 +58,16 @@ def rule(name: str, *operators: str, makes: str = "") -> Callable[[Rule], Rule]:
 
 
 NAMES: dict[str, list[str]] = {}
-"""The operators under each rule's name."""
+"""Name of a rule -> its operators."""
 
 
 def rule_for(operator: str) -> Rule | None:
-    """The rule of an ATen operator (``"add"``), or None where it is spelled as it is."""
+    """The rule of an ATen operator (``"add"``), or None."""
     return _RULES.get(operator)
 
 
 def made_by_rule(operator: str) -> frozenset[str]:
-    """The terms that compute something, by name, which the rule of an operator may make."""
+    """The names of the computing terms that the operator's rule may make."""
     return _MAKES.get(operator, frozenset())
 
 
@@ -76,7 +75,7 @@ def made_by_rule(operator: str) -> frozenset[str]:
 
 
 def operand(terms: Terms, value: Any, beside: Term) -> Term:
-    """A tensor's term, or that of the number that stands beside one."""
+    """The term of an operand: a tensor's term, or a number's term beside ``beside``."""
     return value if isinstance(value, Term) else terms.number(value, beside)
 
 
@@ -85,7 +84,7 @@ def add(terms: Terms, x: Term, y: Term, result: TensorType) -> Term:
 
 
 def mul(terms: Terms, x: Term, y: Term, result: TensorType) -> Term:
-    """``x * y``; times 1 is nothing, and times itself is a power."""
+    """``x * y``. A factor of 1 is left out; ``x * x`` is a power."""
     for one, other in ((x, y), (y, x)):
         if one.name == NUMBER and one.value == 1 and other.type == result:
             return other
@@ -96,7 +95,7 @@ def mul(terms: Terms, x: Term, y: Term, result: TensorType) -> Term:
 
 
 def _rounded(terms: Terms, number: Term, result: TensorType) -> Term:
-    """A factor without its last digits, in which c and 1 / (1 / c) may differ; in float32 it is rounded to that."""
+    """A factor without its last digits, in which c and 1 / (1 / c) may differ; rounded to float32 for float32."""
     value = number.value
     if not isinstance(value, float):
         return number
@@ -106,7 +105,7 @@ def _rounded(terms: Terms, number: Term, result: TensorType) -> Term:
 
 
 def power(terms: Terms, x: Term, exponent: Term, result: TensorType) -> Term:
-    """``x ** exponent``; the inverse of a square root is written as both, as most people do."""
+    """``x ** exponent``; an inverse square root becomes the inverse of a square root, as most models write it."""
     if exponent.name == NUMBER:
         if exponent.value == 1 and x.type == result:
             return x
@@ -126,7 +125,7 @@ def scaled(terms: Terms, x: Term, factor: Any) -> Term:
 
 
 def negated(x: Term) -> Term | None:
-    """The operand of ``x``, where ``x`` is a negation."""
+    """The operand of the negation ``x``; None if ``x`` is none."""
     if x.name != "mul" or len(x.operands) != 2:
         return None
     for number, other in (x.operands, x.operands[::-1]):
@@ -136,21 +135,21 @@ def negated(x: Term) -> Term | None:
 
 
 def inner(result: TensorType) -> torch.dtype:
-    """The dtype that one operator computes in: float16 in float32, for what it has in between may be larger."""
+    """The dtype in which one operator computes: float32 for float16, because intermediate values may be larger."""
     assert result.dtype is not None
     return torch.float32 if result.dtype == torch.float16 else result.dtype
 
 
 def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
-    """``x`` as an operator that computes in ``dtype`` reads it; a number has no dtype of its own."""
+    """``x`` as read by an operator that computes in ``dtype``; a number has no dtype."""
     return x if x.name == NUMBER else views.cast(terms, x, dtype)
 
 
 def scaled_sum(terms: Terms, x: Term, y: Term, factor: Any, result: TensorType) -> Term:
-    """``x + factor * y`` by one operator, which converts ``y`` first: of uint8, ``x - y`` is not ``x + (-y)``."""
+    """``x + factor * y`` by one operator, which converts ``y`` first: for uint8, ``x - y`` is not ``x + (-y)``."""
     if factor == 1:
         return add(terms, x, y, result)
-    if factor == -1 and (y.name == NUMBER or y.dtype.is_floating_point):  # which loses nothing in any dtype
+    if factor == -1 and (y.name == NUMBER or y.dtype.is_floating_point):  # a negation is exact in any dtype
         return add(terms, x, scaled(terms, y, factor), result)
     dtype = inner(result)
     x = x if dtype == result.dtype else cast(terms, x, dtype)
@@ -196,7 +195,7 @@ def _div(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
 
 
 def inverse_of(terms: Terms, x: Term, result: TensorType) -> Term:
-    """``1 / x`` within a division that gives ``look``: what it divides by is converted first."""
+    """``1 / x`` within a division with the result type ``result``: the divisor is converted first."""
     if x.name == NUMBER:
         return power(terms, x, terms.number(-1.0, x), replace(result, shape=()))
     if x.dtype.is_floating_point:
@@ -245,7 +244,7 @@ def _baddbmm(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | N
 
 
 def _biased(terms: Terms, a: OperatorArguments, left: Term, right: Term, result: TensorType) -> Term | None:
-    if a["beta"] == 0:  # the bias is not even read
+    if a["beta"] == 0:  # the bias is not read
         return None
     plain = a["alpha"] == a["beta"] == 1
     dtype = left.dtype if plain else inner(result)
@@ -287,7 +286,7 @@ def _addcdiv(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
 
 
 def _with_product(terms: Terms, a: OperatorArguments, y: Term, result: TensorType) -> Term:
-    """``self + value * tensor1 * y`` by one operator, which converts everything first."""
+    """``self + value * tensor1 * y`` by one operator, which converts all operands first."""
     dtype = inner(result)
     z, x, y = (cast(terms, one, dtype) for one in (a["self"], a["tensor1"], y))
     product = mul(terms, x, y, replace(result, shape=tuple(torch.broadcast_shapes(x.shape, y.shape)), dtype=dtype))
@@ -316,7 +315,7 @@ def _masked_fill(terms: Terms, a: OperatorArguments, result: TensorType) -> Term
 
 @rule("choices", "index_put", makes="where index_put")
 def _index_put(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
-    """What a mask chooses is one value, or one row: as many elements as it chooses are no element of a kernel."""
+    """A ``where``, if one value or one row is written to all elements that a mask chooses."""
     (mask, *more), values = a["indices"], a["values"]
     if a["accumulate"] or more or not isinstance(mask, Term) or mask.dtype != torch.bool or not mask.shape:
         return None
@@ -386,7 +385,7 @@ def _amin(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
 
 
 def _reduced(terms: Terms, name: str, a: OperatorArguments, result: TensorType) -> Term:
-    """A reduction that drops its dimensions, with a reshape where they are kept."""
+    """A reduction without its dimensions, and a reshape if they are kept."""
     x: Term = a["self"]
     dims = _dims(a, x)
     if a.get("dtype") is not None:
@@ -452,7 +451,7 @@ def _permute(terms: Terms, a: OperatorArguments, _result: TensorType) -> Term:
 
 @rule("views", "view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze")
 def _reshape(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
-    if a["self"].dtype != result.dtype:  # the same bytes, read as another dtype
+    if a["self"].dtype != result.dtype:  # a view of the bytes as another dtype
         return None
     return views.reshape(terms, a["self"], result.shape)
 
@@ -492,7 +491,7 @@ def _flip(_terms: Terms, a: OperatorArguments, result: TensorType) -> Term | Non
 
 
 def _written(terms: Terms, source: Term, result: TensorType) -> Term | None:
-    """All that a tensor like ``look`` holds after ``source`` was copied into it."""
+    """The value of a tensor of type ``result`` after ``source`` was copied into it."""
     if source.type.device != result.device:
         return None
     return views.expand(terms, views.cast(terms, source, result.dtype), result.shape)  # type: ignore[arg-type]  # a result has one

@@ -1,11 +1,11 @@
-"""Find where a form could lie in a graph: operators first, everything else is compared exactly afterwards.
+"""Find the places where a form may match: operators first; everything else is compared exactly afterwards.
 
-    form    relu <- add <- convolution            anchor: the step of the form that may lie at the fewest places
+    form    relu <- add <- convolution            anchor: the step of the form with the fewest candidates
                         <- skip
-    graph   conv_3 -> view -> add_7 -> relu_2     from the anchor to its operands, then to what reads them
+    graph   conv_3 -> view -> add_7 -> relu_2     from the anchor to its operands, then to the readers
 
-Views and casts are looked through, and the operands of commutative operators are tried in both orders. The work for one
-candidate is bounded by the form, whatever the size of the graph.
+Views and casts are skipped. Operands of commutative operators are tried in both orders. The work for one candidate is
+bounded by the form, whatever the size of the graph.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fuse.rewrite.patterns.index import GraphIndex, Pairs, Source, Step
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term
 
 MAX_TRIES = 5000
-"""Placements tried for one candidate before giving up."""
+"""The most placements tried for one candidate."""
 
 
 class Placement(NamedTuple):
-    """Where a form's steps lie in the graph, and which nodes each of its inputs may be (views of one another).
+    """The graph's steps for a form's steps, and the nodes that each input may be (views of one another).
 
-    ``again`` are nodes that compute a value of a step once more.
+    ``again``: nodes that compute a step's value a second time.
     """
 
     steps: Mapping[Term, Step]
@@ -35,23 +35,22 @@ class Placement(NamedTuple):
 
 
 def anchor(form: Form, index: GraphIndex) -> tuple[Term, Sequence[Step]]:
-    """The step of ``form`` that may lie at the fewest places, and those; of several, the one nearest to the results."""
+    """The step of ``form`` with the fewest candidates, and these; of several, the one nearest to the results."""
     rarest = index.rarest(form.operand_filters.values())
     assert rarest is not None  # a form has a step
-    return next(
-        term for term, operand_filter in form.operand_filters.items() if operand_filter == rarest
-    ), index.steps_like(rarest)
+    term = next(term for term, one in form.operand_filters.items() if one == rarest)
+    return term, index.steps_like(rarest)
 
 
 def nearest_anchor(form: Form, index: GraphIndex) -> tuple[Term, Sequence[Step]]:
-    """The same of a form that need not lie there: by names alone, of operators that the graph has if it has any."""
+    """:func:`anchor` for a form that need not match completely: by operator names alone, among those in the graph."""
     count = {term: index.count(term.name) for term in form.steps}
     term = min(form.steps, key=lambda term: (not count[term], count[term]))
     return term, [*index.steps(term.name)]
 
 
 class Search:
-    """Places one form in one graph; ``steps`` and ``inputs`` are what is placed so far, taken back on the way back."""
+    """Places one form in one graph, by backtracking; ``steps`` and ``inputs`` are placed so far."""
 
     def __init__(self, form: Form, index: GraphIndex) -> None:
         self.form = form
@@ -62,12 +61,12 @@ class Search:
         self.again: list[frozenset[Node]] = []
 
     def placements(self, term: Term, step: Step) -> Iterator[Placement]:
-        """Every way to place the whole form such that ``term`` lies at ``step``."""
+        """All placements of the form with ``term`` at ``step``."""
         for _ in self._place(term, step) if alike(term, step.term) else ():
             yield from self._complete()
 
     def _place(self, term: Term, step: Step) -> Iterator[None]:
-        """Place ``term`` at ``step``, which is alike, and its operands above it."""
+        """Place ``term`` at ``step``, and the operands above it."""
         self.tries += 1
         if term in self.steps:
             nodes = self.index.duplicates(self.steps[term], step)
@@ -84,7 +83,7 @@ class Search:
         del self.steps[term]
 
     def _place_operands(self, pairs: Pairs, first: int, owner: Node) -> Iterator[None]:
-        """Place what operands of a step of ``owner`` read, from the pair ``first`` on."""
+        """Place the operands of a step of ``owner``, from the pair number ``first`` on."""
         before = []
         for place in range(first, len(pairs)):
             wanted, found = pairs[place]
@@ -112,7 +111,7 @@ class Search:
                 self.inputs[key] = nodes_before
 
     def _complete(self) -> Iterator[Placement]:
-        """Place what does not lie above the anchor: the steps that read what is placed."""
+        """Place the steps that are not above the anchor: readers of placed steps."""
         placed = Placement(self.steps, self.inputs)
         found = next_step(self.form, placed)
         if found is None:
@@ -125,7 +124,7 @@ class Search:
 
 
 def next_step(form: Form, placement: Placement, without: Collection[Term] = ()) -> tuple[Term, Term] | None:
-    """A step that is not placed and reads something that is, and what it reads; steps are preferred to inputs."""
+    """A step that is not placed and reads something placed, and what it reads; readers of steps come first."""
     for placed in (placement.steps, placement.inputs):
         for term, key, steps in form.read:
             if key in placed:
@@ -136,18 +135,18 @@ def next_step(form: Form, placement: Placement, without: Collection[Term] = ()) 
 
 
 def readers(index: GraphIndex, placement: Placement, term: Term) -> Iterator[Step]:
-    """The steps of the graph that read what ``term`` is placed at."""
+    """The graph's steps that read the place of ``term``."""
     if term.name != LEAF:
         return index.readers(placement.steps[term])
     return (step for node in placement.inputs[term.value] for step in index.readers_of(node))
 
 
 def bound(inputs: Mapping[InputKey, tuple[Node, ...]], key: InputKey, source: Source) -> tuple[Node, ...]:
-    """The nodes that the input ``key`` may be, given that it is read from ``source`` here; none where it cannot be."""
+    """The nodes that the input ``key`` may be if it is read from ``source``, too; none if it cannot be."""
     known = inputs.get(key)
     return source.nodes if known is None else tuple(node for node in known if node in source.nodes)
 
 
 def alike(term: Term, other: Term) -> bool:
-    """Whether two steps are of one operator with equally many operands."""
+    """Whether two steps have the same operator and equally many operands."""
     return term.name == other.name and len(term.operands) == len(other.operands)

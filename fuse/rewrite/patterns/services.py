@@ -1,8 +1,8 @@
-"""Services that the layers above pass to patterns: tests of patterns, and the store of cached results.
+"""Services from higher layers that patterns use: tests of patterns, and a store for cached results.
 
-    fuse/__init__.py   hands over   fuse.check.trials (a Verifier)   and   fuse.runtime.cache (a DiskCache)
+    fuse/__init__.py   registers   fuse.check.trials (a Verifier)   and   fuse.runtime.cache (a DiskCache)
 
-Matching asks both and imports neither. Modules are handed by name and imported when they are first asked.
+Matching uses both and imports neither. They are registered by module name, and imported at the first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Verifier(Protocol):
-    """Tries patterns before they are used."""
+    """Tests patterns before they are used."""
 
     @property
     def refusal(self) -> Callable[[Pattern], str | None]:
@@ -35,7 +35,7 @@ class Verifier(Protocol):
 
 
 class DiskCache(Protocol):
-    """Keeps bytes on disk, by a key."""
+    """Stores bytes on disk, by key."""
 
     @property
     def key_of(self) -> Callable[..., str]:
@@ -43,26 +43,26 @@ class DiskCache(Protocol):
 
     @property
     def find(self) -> Callable[[str, str], tuple[Path, bytes] | None]:
-        """The stored text of a key, with its path; None where there is none."""
+        """The path and content of a key; None if there is none."""
 
     @property
     def store(self) -> Callable[[str, bytes, str], Path]:
-        """Keep bytes under a key."""
+        """Store bytes under a key."""
 
 
 _modules: dict[str, str] = {}
 
 
 def register(*, verifier: str, disk_cache: str) -> None:
-    """Say which modules try patterns and keep what is known of them."""
+    """Set the modules that test patterns and store results."""
     _modules.update(verifier=verifier, disk_cache=disk_cache)
 
 
 def verifier() -> Verifier:
-    """Who tries patterns."""
+    """The registered verifier."""
     return cast(Verifier, importlib.import_module(_modules["verifier"]))
 
 
 def disk_cache() -> DiskCache:
-    """Where what is known of patterns is kept."""
+    """The registered store."""
     return cast(DiskCache, importlib.import_module(_modules["disk_cache"]))

@@ -1,13 +1,12 @@
-"""Terms: what operators compute, in one spelling, and each spelling once.
+"""Terms: the computations of operators, in one canonical spelling, each stored once.
 
     torch.add(x, y, alpha=2) / 4      ->      mul(add(x, mul(y, 2.0)), 0.25)
 
-A pattern and the graph it is looked for in are both turned into terms. Terms are *interned*: a table makes each term
-once, so that two computations are the same if their terms are the same object. Leaves stand for the values that are
-given; numbers, and tensors that are made of no input, are leaves too. A term knows what its value looks like (shape,
-dtype, device), so terms of different shapes are never equal, whatever their operators.
+A pattern and the graph are both turned into terms. Terms are *interned*: a table stores each term once, so that equal
+computations are the same object. Leaves are given values; numbers, and tensors that depend on no input, are leaves,
+too. A term has the type of its value (shape, dtype, device), so that terms of different shapes are never equal.
 
-Terms are for comparing only. No graph that runs is ever made from them.
+Terms are only compared. No graph is made from them.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 LEAF, NUMBER, FILL, CONSTANT, PART = "leaf", "number", "fill", "constant", "part"
 VIEWS = frozenset(["reshape", "permute", "expand", "slice", "cast", PART])
-"""Terms that compute no new number: other looks at their operand, and its conversion to another dtype."""
+"""Names of terms that compute no new number: views of their operand, and conversions to another dtype."""
 
 BY_STRIDES = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-"""Operators whose values depend on how a tensor lies in memory, which terms do not tell."""
+"""Operators whose result depends on strides, which terms do not contain."""
 
 KNOWN = frozenset([NUMBER, FILL, CONSTANT])
-"""Terms whose value is known: a Python number, a tensor of equal elements, any other tensor made of no input."""
+"""Names of terms with a known value: a Python number, a uniform tensor, any other tensor that depends on no input."""
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape, dtype and device of a value. Strides are left out: they do not change what is computed."""
+    """Shape, dtype and device of a value, without strides, which do not affect the computation."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -49,7 +48,7 @@ class TensorType:
 _GIVEN = KNOWN | {LEAF}
 
 NUMBER_TYPE = TensorType((), None, None)
-"""The tensor_type of a number."""
+"""The type of a number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +74,7 @@ class Term:
     computes: bool = field(init=False)
     value: Any = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:  # asked of every term again and again
+    def __post_init__(self) -> None:  # stored, because they are read very often
         object.__setattr__(self, "is_view", self.name in VIEWS)
         object.__setattr__(self, "computes", not self.is_view and self.name not in _GIVEN)
         object.__setattr__(self, "value", self.constants[0][1] if self.constants else None)
@@ -100,7 +99,7 @@ class Term:
 
 
 class Terms:
-    """A table of interned terms; ``origin`` is noted on the terms that are made while it is set.
+    """A table of interned terms; new terms get the present ``origin``.
 
     >>> terms = Terms()
     >>> x = terms.leaf("x", TensorType((2, 3), torch.float32, None))
@@ -123,9 +122,9 @@ class Terms:
         commutative: bool = False,
         known_as: tuple[tuple[str, Any], ...] | None = None,
     ) -> Term:
-        """The term of these operands, as it stands; :mod:`fuse.rewrite.patterns.canonical` spells it.
+        """The term with these operands, unchanged; :mod:`fuse.rewrite.patterns.canonical` finds the canonical spelling.
 
-        Constants that are ``known_as`` others make one term with those.
+        ``known_as``: constants by which terms are compared instead of ``constants``.
         """
         operands, constants = tuple(operands), tuple(constants)
         told = constants if known_as is None else known_as
@@ -138,7 +137,7 @@ class Terms:
         return known
 
     def leaf(self, key: Hashable, tensor_type: Any) -> Term:
-        """A value that is given, known by ``key``."""
+        """A given value, identified by ``key``."""
         known = self._known.get((LEAF, key))
         if known is None:
             known = Term(LEAF, (), (("key", key),), tensor_type, len(self._known), self.origin)
@@ -146,14 +145,14 @@ class Terms:
         return known
 
     def number(self, value: Any, beside: Term) -> Term:
-        """A Python number that meets ``beside`` in an elementwise operator: 2 and 2.0 are one beside a float."""
+        """A Python number in an elementwise operator with ``beside``: beside a float, 2 and 2.0 are equal."""
         floating = beside.dtype is not None and beside.dtype.is_floating_point
         if isinstance(value, int) and floating:
             value = float(value)
         return self.make(NUMBER, (), NUMBER_TYPE, [("value", value)])
 
     def constant(self, value: Tensor, tensor_type: TensorType) -> Term:
-        """A tensor whose elements are known; one whose elements are equal is a fill.
+        """A tensor with known elements; a fill if they are equal.
 
         >>> terms = Terms()
         >>> str(terms.constant(torch.full((2, 3), 0.5), TensorType((2, 3), torch.float32, None)))
@@ -167,13 +166,13 @@ class Terms:
         return self.make(CONSTANT, (), tensor_type, [("digest", hashlib.sha256(bits.numpy().tobytes()).hexdigest())])
 
     def fill(self, value: Any, tensor_type: TensorType) -> Term:
-        """A tensor of equal elements, rounded to its dtype."""
+        """A tensor of equal elements, whose value is rounded to the dtype."""
         assert tensor_type.dtype is not None
         return self.make(FILL, (), tensor_type, [("value", torch.tensor(value, dtype=tensor_type.dtype).item())])
 
 
 def shortest(value: Any) -> Any:
-    """The shortest decimal that is ``value`` in float32: what was written, where arithmetic is no finer than that.
+    """The shortest decimal that equals ``value`` in float32, as it was probably written, if float32 is precise enough.
 
     >>> shortest(0.10000000149011612), shortest(2**-0.5) == shortest(1 / 2**0.5), shortest(1e300)
     (0.1, True, 1e+300)
@@ -196,7 +195,7 @@ def _in_float32(value: float) -> float:
 
 
 def type_of(value: Any) -> Any:
-    """The tensor_type of a (fake) tensor, or a tuple of looks for several; None for what is no tensor."""
+    """The type of a tensor; a tuple of types for several tensors; None for anything else."""
     if isinstance(value, Tensor):
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
         return TensorType(tuple(value.shape), value.dtype, device)
@@ -204,7 +203,7 @@ def type_of(value: Any) -> Any:
 
 
 def below(*roots: Term) -> Iterator[Term]:
-    """``roots`` and everything they are made of, each term once, operands after what reads them."""
+    """``roots`` and all terms below them, each once, operands behind their readers."""
     seen: set[Term] = set()
     stack = list(reversed(roots))
     while stack:

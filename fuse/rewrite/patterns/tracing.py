@@ -1,4 +1,4 @@
-"""Run a pattern through the same capture as the model, and turn what it computes into terms.
+"""Capture a pattern like a model, and turn its operators into terms.
 
 pattern(x: f32[4, 8], bias: f32[8])   ->   add(x, bias): the operators that torch runs for these shapes and dtypes
 """
@@ -31,15 +31,15 @@ from fuse.rewrite.patterns.language import Environment, running
 from fuse.rewrite.patterns.terms import Term, Terms, type_of
 
 LARGEST_CONSTANT = 1 << 20
-"""Bytes of a tensor made of no input that is known by its value."""
+"""The most bytes of a tensor that is compared by its value."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The graph of one run; ``inputs`` are its placeholders by the position of the tensor among the arguments.
+    """The graph of one run.
 
-    ``meta["input"]`` of a placeholder is the parameter that it came in by, and its place there. ``constants`` are the
-    values of nodes that depend on no input.
+    ``inputs``: its placeholders, by position of the tensor among the arguments; ``meta["input"]`` of a placeholder is
+    its parameter, and its position there. ``constants``: the values of nodes that depend on no input.
     """
 
     graph: Graph
@@ -58,16 +58,16 @@ def trace(
 ) -> Traced:
     """Record ``function(*arguments)`` in ``environment``; arguments are fake tensors of ``mode``, and lists of them.
 
-    ``holds``: it may have tensors of its own, which a graph can be compared with, but not be given.
+    ``holds``: it may make tensors from values, which can be compared with a graph's, but not inserted into it.
 
     Raises:
-        CaptureError: what the function raised, or something that a pattern cannot do (write to its inputs, say).
+        CaptureError: the function raises, or does something that a pattern cannot do, such as write to its inputs.
     """
     try:
         with running(environment), unlogged():
             module = _PatternRecorder(Function(function), mode, Plan()).run(tuple(arguments), {})
         if not holds and any(spec.kind != "argument" for spec in module.meta["inputs"]):
-            raise CaptureError("it makes a tensor with torch.tensor(...); take that as a parameter")
+            raise CaptureError("it makes a tensor with torch.tensor(...); make that a parameter")
     except CaptureError as error:
         raise CaptureError(str(error).replace("forward failed", "it fails")) from error
     keys = [
@@ -87,14 +87,14 @@ def trace(
 
 
 def _constants(module: GraphModule, given: dict[Node, Tensor | None]) -> dict[Node, Tensor]:
-    """The values of the nodes that depend on no input, as constant folding has them in a model."""
+    """The values of the nodes that depend on no input, evaluated as in constant folding."""
     for node in constant_nodes(module, given):
         evaluate(node, given, LARGEST_CONSTANT)
     return {node: value for node, value in given.items() if value is not None}
 
 
 def terms_of(traced: Traced, terms: Terms, leaves: Sequence[Term]) -> dict[Node, Term]:
-    """The terms of every node of ``traced``, ``leaves`` standing for its inputs."""
+    """The terms of every node of ``traced``, with ``leaves`` for its inputs."""
     known = {node: leaf for node, leaf in zip(traced.inputs, leaves, strict=True) if node is not None}
     for node in traced.graph.nodes:
         if node in traced.constants:
@@ -105,27 +105,27 @@ def terms_of(traced: Traced, terms: Terms, leaves: Sequence[Term]) -> dict[Node,
 
 
 def fake_copy(mode: FakeTensorMode, value: Tensor) -> Tensor:
-    """A fake tensor of its own with the layout of ``value``; on the CPU where ``value`` is on no device."""
+    """A new fake tensor with the layout of ``value``; on the CPU if ``value`` is a meta tensor."""
     device = HOST if value.device.type == "meta" else value.device
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
 
 def fake_copies(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
-    """The same for the tensors among ``arguments``, and in lists there."""
+    """``arguments`` with fake copies of the tensors in them, and in lists."""
     made: list[Any] = pytree.tree_map_only(Tensor, lambda tensor: fake_copy(mode, tensor), list(arguments))
     return made
 
 
 class _PatternRecorder(Recorder):
-    """Records a graph whose outputs are the very tensors that the function returns, views included."""
+    """Records a graph whose outputs are the tensors that the function returns, views included."""
 
     def _finish(self, result: Any) -> GraphModule:
         leaves = list(result) if isinstance(result, (tuple, list)) else [result]
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise CaptureError("it must return a tensor, or a tuple of tensors")
         if any(spec.kind != "argument" and spec.value is None for spec in self.inputs):
-            raise CaptureError("it reads a tensor that is no parameter; take that as a parameter")
+            raise CaptureError("it reads a tensor that is no parameter; make it one")
         if any(self.functional.aliases[id(fake)].base.version for fake in self.placeholders):
             raise CaptureError("it writes to an input")
         outputs = tuple(self.functional.value(leaf) for leaf in leaves)
@@ -137,9 +137,9 @@ class _PatternRecorder(Recorder):
 
 
 def why_not(function: Callable[..., Any], arguments: Sequence[Any], environment: Environment) -> str | None:
-    """Why ``function(*arguments)`` does not run, or None; the arguments are tensors of device ``meta``.
+    """Why ``function(*arguments)`` raises, or None; the arguments are meta tensors.
 
-    Asked of those first, which takes microseconds, and then of fake tensors, which look more closely.
+    It is tried on these first, which takes microseconds, and then on fake tensors, which check more.
     """
     try:
         with running(environment), torch.device("meta"), torch.no_grad():
@@ -149,6 +149,6 @@ def why_not(function: Callable[..., Any], arguments: Sequence[Any], environment:
             function(*fake_copies(mode, arguments))
     except FuseError:
         raise
-    except Exception as error:  # whatever the user's function raises
+    except Exception as error:  # any error of the user's function
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return None

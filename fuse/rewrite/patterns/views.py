@@ -1,12 +1,12 @@
-"""Views, casts and elementwise terms, each in one spelling: views move towards the leaves and disappear where they can.
+"""Canonical views, casts and elementwise terms: views move towards the leaves, and cancel where they can.
 
     reshape(tanh(x), [6])                       ->   tanh(reshape(x, [6]))
     reshape(mm(reshape(x, [8, 3]), w), [2, 4, 5])  ->   matmul(x, w)             x is [2, 4, 3]
     permute(permute(x, [1, 0]), [1, 0])         ->   x
-    add(x, expand(b, [4, 8]))                   ->   add(x, b)                   broadcasting does it
+    add(x, expand(b, [4, 8]))                   ->   add(x, b)                   broadcasting expands b anyway
 
-So a linear layer over a sequence and the product that it is captured as, between two views, are one term. Every rule
-here keeps every element's value; none looks beyond the operands.
+So a linear layer over a sequence, and the captured product between two views, are one term. Every rule keeps each
+element's value, and none examines the operands' operands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 def reshape(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
-    """The elements of ``x``, in their order, in another shape."""
+    """The elements of ``x``, in the same order, in another shape."""
     shape = tuple(shape)
     if x.shape == shape:
         return x
@@ -43,7 +43,7 @@ def reshape(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
 
 
 def _reshaped_operands(terms: Terms, x: Term, shape: Shape) -> list[Term] | None:
-    """The operands of an elementwise term whose result is to have another shape; None where one cannot follow."""
+    """The operands of an elementwise term for a result of another shape; None if an operand cannot be reshaped."""
     operands = []
     for operand in x.operands:
         if operand.name in KNOWN and not operand.shape:
@@ -60,12 +60,12 @@ def _reshaped_operands(terms: Terms, x: Term, shape: Shape) -> list[Term] | None
 
 
 def _is_row(shape: Shape, of: Shape) -> bool:
-    """Whether a value of this shape differs along the last dimension only."""
+    """Whether a value of this shape varies only along the last dimension of the shape ``of``."""
     return shape[-1:] == of[-1:] and math.prod(shape) == of[-1]
 
 
 def _reshaped_product(terms: Terms, product: Term, shape: Shape) -> Term | None:
-    """``reshape(matmul(a, b))`` as a product of other leading dimensions, where the last ones stay."""
+    """``reshape(matmul(a, b))`` as a product with other leading dimensions; None if the last ones change."""
     a, b = product.operands
     rows, columns = product.shape[-2:]
     inner = a.shape[-1]
@@ -79,7 +79,7 @@ def _reshaped_product(terms: Terms, product: Term, shape: Shape) -> Term | None:
 
 
 def matmul(terms: Terms, a: Term, b: Term, dtype: torch.dtype) -> Term:
-    """Rows of ``a`` times columns of ``b``, over the leading dimensions of ``a``."""
+    """The product of the rows of ``a`` and the columns of ``b``, over the leading dimensions of ``a``."""
     tensor_type = TensorType((*a.shape[:-1], b.shape[-1]), dtype, a.type.device)
     return terms.make("matmul", [a, b], tensor_type)
 
@@ -88,7 +88,7 @@ def permute(terms: Terms, x: Term, dims: Sequence[int]) -> Term:
     """``x`` with its dimensions in another order."""
     order = tuple(dim % len(x.shape) for dim in dims)
     shape = tuple(x.shape[dim] for dim in order)
-    if 1 in shape:  # dimensions of one element do not count
+    if 1 in shape:  # the order of dimensions of one element does not matter
         long = [dim for dim in range(len(x.shape)) if x.shape[dim] != 1]
         narrow = reshape(terms, x, [x.shape[dim] for dim in long])
         return reshape(terms, permute(terms, narrow, [long.index(dim) for dim in order if dim in long]), shape)
@@ -103,7 +103,7 @@ def permute(terms: Terms, x: Term, dims: Sequence[int]) -> Term:
 
 
 def expand(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
-    """``x`` repeated along dimensions of one element, and along new ones in front."""
+    """``x`` repeated along dimensions of one element and along new leading dimensions."""
     if x.shape == tuple(shape):
         return x
     if x.name == FILL:
@@ -114,7 +114,7 @@ def expand(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
 
 
 def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, step: int = 1) -> Term:
-    """``x[start:end:step]`` along ``dim``; the bounds are brought within the size."""
+    """``x[start:end:step]`` along ``dim``; bounds are clamped to the size."""
     dim %= len(x.shape)
     first, last, step = slice(start, end, step).indices(x.shape[dim])
     count = len(range(first, last, step))
@@ -155,7 +155,7 @@ def _cut_unsplit(terms: Terms, split: Term, dim: int, first: int, count: int) ->
 
 
 def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
-    """``x`` in another dtype; a cast before it that lost nothing does not count."""
+    """``x`` in another dtype; an exact cast before it is left out."""
     if x.name == "cast" and holds(x.operands[0].dtype, x.dtype):
         return cast(terms, x.operands[0], dtype)
     if x.name == FILL:
@@ -172,7 +172,7 @@ def pointwise(
     *,
     commutative: bool = False,
 ) -> Term:
-    """An elementwise term; operands that broadcasting repeats anyway are not expanded, commutative ones are sorted."""
+    """An elementwise term. Operands that broadcasting repeats are not expanded; commutative ones are sorted."""
     found = list(operands)
     for position, operand in enumerate(found):
         if operand.name == "expand":
@@ -185,7 +185,7 @@ def pointwise(
 
 
 def stripped(term: Term) -> Term:
-    """What ``term`` is a view or a conversion of.
+    """``term`` without views and conversions.
 
     >>> terms = Terms()
     >>> x = terms.leaf("x", TensorType((2, 3), torch.float32, None))

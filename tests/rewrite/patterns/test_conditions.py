@@ -98,7 +98,7 @@ def test_a_check_that_answers_something_else_is_told(try_pattern):
             return True
 
     found = try_pattern(Answers, lambda x: torch.exp(x) * 2, randn(3))
-    assert found.reason == "constraint: check gave True, neither None nor m.fail(...)"
+    assert found.reason == "constraint: check returned True instead of None or m.fail(...)"
 
 
 def test_a_check_that_raises_names_the_pattern(try_pattern):

@@ -317,10 +317,10 @@ def test_attention_matches_where_heads_are_turned_before(try_pattern):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda: fuse.const("c"), "fuse.const has a meaning only inside of a pattern"),
-        (lambda: fuse.either(1, 2), "fuse.either has a meaning only inside of a pattern"),
+        (lambda: fuse.const("c"), "fuse.const can only be used inside of a pattern"),
+        (lambda: fuse.either(1, 2), "fuse.either can only be used inside of a pattern"),
         (lambda: fuse.tensor(layout="blocked"), "layout 'blocked' is neither"),
-        (lambda: fuse.tensor(..., 3, ...), r"a shape may hold one \.\.\. only"),
+        (lambda: fuse.tensor(..., 3, ...), r"a shape may have only one \.\.\."),
     ],
 )
 def test_words_out_of_place_are_errors(source, message):

@@ -90,7 +90,7 @@ def test_check_and_modules(registered):
 
 
 def test_what_does_not_fit_is_an_error(registered):
-    with pytest.raises(FuseError, match="search takes 1 parameters, and replace 2"):
+    with pytest.raises(FuseError, match="search has 1 parameters, and replace 2"):
         fuse.pattern(lambda x: x.exp(), lambda x, y: x.exp(), name="one")
     with pytest.raises(FuseError, match="takes 1 arguments, and an example has 2"):
         fuse.pattern(lambda x: x.exp(), lambda x: x.exp(), name="one", examples=(randn(2), randn(2)))
