@@ -58,7 +58,7 @@ class ConstantSlot:
     kind: str
 
     def read(self, term: Term) -> Any:
-        """The pattern's constant, read from the graph's term in place of ``self.term``; LookupError if there is none."""
+        """The pattern's constant, from the graph's term in place of ``self.term``; LookupError if there is none."""
         if self.constant:
             value = dict(term.constants)[self.constant]
         else:

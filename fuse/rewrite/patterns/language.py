@@ -152,7 +152,7 @@ def tensor(
         dtype: a dtype, or a tuple of them; a name for any dtype, equal wherever the name occurs.
         device: the device type, such as ``"cpu"``.
         layout: ``"contiguous"`` or ``"channels_last"``.
-        constant: whether it must (or must not) be the same in every call: a parameter, a buffer, or a function of these.
+        constant: whether it must (or must not) be the same in every call: a parameter, a buffer, or made from these.
 
     Raises:
         FuseError: an unknown layout, or more than one ``...``.
