@@ -265,16 +265,16 @@ def test_what_is_known_of_a_pattern_is_kept_by_its_code():
     def swish(x):
         return x * torch.sigmoid(x)
 
-    ways = known_runs(define(swish), 1)
-    content = pattern_cache.find(define(swish), "ways", "1", str(forms.MAX_FORMS))
+    known = known_runs(define(swish), 1)
+    content = pattern_cache.find(define(swish), "runs", "1", str(forms.MAX_FORMS))
     assert content is not None
     assert (
         pickle.loads(content).needs
-        == ways.needs
+        == known.needs
         == ((OperandFilter("mul", 2, ("sigmoid",)), OperandFilter("sigmoid", 1, ())),)
     )
     swish.__code__ = (lambda x: x * torch.sigmoid(x + 1)).__code__
-    assert pattern_cache.find(define(swish), "ways", "1", str(forms.MAX_FORMS)) is None
+    assert pattern_cache.find(define(swish), "runs", "1", str(forms.MAX_FORMS)) is None
 
 
 def test_nothing_is_logged_while_patterns_are_tried(registered, capfd):

@@ -205,7 +205,7 @@ class PatternRuns:
 @cache
 def known_runs(pattern: Pattern, lists: int) -> PatternRuns:
     """The runs of ``pattern``: stored earlier, or found now."""
-    asked = "known", str(lists), str(MAX_FORMS)
+    asked = "runs", str(lists), str(MAX_FORMS)
     if content := pattern_cache.find(pattern, *asked):
         known: PatternRuns = pickle.loads(
             content
