@@ -179,9 +179,7 @@ class _Forward:
         """A function with the globals, closure and class of ``forward``, and its defaults unless ``defaults`` are
         given."""
         code, function = self.function.__code__, self.function
-        owner = (
-            function.__qualname__.rpartition(".")[0].rpartition(".")[2] or "Model"
-        )  # its private names contain the class name
+        owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2] or "Model"  # for names like __private
         free = [name for name in code.co_freevars if name != "__class__"]
         module = ast.parse(f"def around({', '.join(free)}):\n class {owner}:\n  def forward(): pass")
         _at(self.definition.lineno, module)
@@ -322,9 +320,7 @@ class _Watch(_Unread):
 
     def ran(self, name: str, tensors: Sequence[Tensor], result: Any) -> Any:
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
-        strange = any(
-            id(t) not in self.known for t in tensors
-        )  # made from an array or a buffer without a torch function
+        strange = any(id(t) not in self.known for t in tensors)  # made from an array without a torch function
         if name in _READS or strange or (made and not tensors and _is_given_values(name)):
             self.calls.host.add(self._line())
         elif made and tensors:

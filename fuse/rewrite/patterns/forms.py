@@ -207,9 +207,7 @@ def known_runs(pattern: Pattern, lists: int) -> PatternRuns:
     """The runs of ``pattern``: stored earlier, or found now."""
     asked = "runs", str(lists), str(MAX_FORMS)
     if content := pattern_cache.find(pattern, *asked):
-        known: PatternRuns = pickle.loads(
-            content
-        )  # the cache is the user's own, and contains executable libraries, too
+        known: PatternRuns = pickle.loads(content)  # the user's own cache, which has executable libraries, too
         return known
     try:
         known = _find_runs(pattern, lists)

@@ -246,9 +246,7 @@ class GraphIndex:
             own = self.own(node)
             if own is None or own.shape.viewed < 0:
                 number = own is not None and stripped(own.shape.term).name in KNOWN
-                held = (
-                    (node,) if isinstance(node.meta.get("val"), Tensor) else ()
-                )  # an operator with several results cannot be an input
+                held = (node,) if isinstance(node.meta.get("val"), Tensor) else ()  # several results are no input
                 known = self._held[node] = Source(self.last_steps(node), number, held)
                 break
             views.append(node)
