@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 from fuse import ops
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import of_all_steps
-from fuse.graph.periods import Repetition, find_repetitions
+from fuse.graph.periods import RepeatedStretch, find_repetitions
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
@@ -90,7 +90,7 @@ def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], Rolled
         yield steps, found
 
 
-def aligned(nodes: Sequence[Node], tokens: Sequence[object], start: int, run: Repetition) -> list[list[Node]]:
+def aligned(nodes: Sequence[Node], tokens: Sequence[object], start: int, run: RepeatedStretch) -> list[list[Node]]:
     """The steps of a repeat that begins at ``start``, shifted so that they carry few bytes.
 
     A repeat may begin in the middle of the user's step, because the first step differs. If the tokens do not continue

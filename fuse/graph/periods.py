@@ -1,6 +1,6 @@
 """Find repeated stretches of a sequence, the candidates for loops, in linear time.
 
-    a  b c d  b c d  b c d  e      ->      Repetition(start=1, period=3, count=3)
+    a  b c d  b c d  b c d  e      ->      RepeatedStretch(start=1, period=3, count=3)
 
 For each period, the search determines once how far the sequence repeats itself; the answer holds for every later
 position up to there.
@@ -17,7 +17,7 @@ often."""
 
 
 @dataclass(frozen=True)
-class Repetition:
+class RepeatedStretch:
     """``count`` equal stretches of ``period`` items, one after another, from position ``start``."""
 
     start: int
@@ -31,14 +31,14 @@ class Repetition:
 
 def find_repetitions(
     items: Sequence[Hashable], least: int | Callable[[int], int] = 3, below: int | None = None
-) -> list[Repetition]:
+) -> list[RepeatedStretch]:
     """Repetitions of at least ``least`` stretches, in order, without overlap; at each start the one that covers most
     items.
 
     ``least`` may be a function of the period. ``below``: only shorter periods are tried.
 
     >>> find_repetitions("abcdbcdbcde")
-    [Repetition(start=1, period=3, count=3)]
+    [RepeatedStretch(start=1, period=3, count=3)]
     >>> [(found.start, found.period, found.count) for found in find_repetitions("aaabaaabaaab", below=4)]
     [(0, 1, 3), (4, 1, 3), (8, 1, 3)]
     >>> find_repetitions("abcabd")
@@ -47,10 +47,10 @@ def find_repetitions(
     numbers: dict[Hashable, int] = {}
     codes = [numbers.setdefault(item, len(numbers)) for item in items]
     following, ends = _following(codes), dict[int, int]()
-    runs: list[Repetition] = []
+    runs: list[RepeatedStretch] = []
     start = 0
     while start < len(codes):
-        best: Repetition | None = None
+        best: RepeatedStretch | None = None
         second = start
         for _ in range(CANDIDATES):
             second = following[second]
@@ -63,7 +63,7 @@ def find_repetitions(
             count = (ends[period] - start) // period
             enough = least if isinstance(least, int) else least(period)
             if count >= enough and (best is None or count * period > best.end - best.start):
-                best = Repetition(start, period, count)
+                best = RepeatedStretch(start, period, count)
         if best is None:
             start += 1
         else:

@@ -8,23 +8,23 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuse.graph.periods import Repetition, find_repetitions
+from fuse.graph.periods import RepeatedStretch, find_repetitions
 
 
 def test_a_loop_between_a_prologue_and_an_epilogue_is_found() -> None:
-    assert find_repetitions("pabcabcabcabcxyz") == [Repetition(1, 3, 4)]
+    assert find_repetitions("pabcabcabcabcxyz") == [RepeatedStretch(1, 3, 4)]
 
 
 def test_two_loops_one_after_another_are_two_runs() -> None:
-    assert find_repetitions("ababababcdecdecdecde") == [Repetition(0, 2, 4), Repetition(8, 3, 4)]
+    assert find_repetitions("ababababcdecdecdecde") == [RepeatedStretch(0, 2, 4), RepeatedStretch(8, 3, 4)]
 
 
 def test_a_step_that_repeats_one_operator_is_still_one_step() -> None:
-    assert find_repetitions("aabaabaabaab") == [Repetition(0, 3, 4)]
+    assert find_repetitions("aabaabaabaab") == [RepeatedStretch(0, 3, 4)]
 
 
 def test_an_irregular_step_ends_the_run() -> None:
-    assert find_repetitions("abcabcabXabcabcabc") == [Repetition(9, 3, 3)]
+    assert find_repetitions("abcabcabXabcabcabc") == [RepeatedStretch(9, 3, 3)]
 
 
 def test_too_few_repeats_are_no_run() -> None:
