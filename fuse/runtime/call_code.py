@@ -1,7 +1,9 @@
 """The Python of programs that call operators, written out once: each call of the program runs straight down.
 
-    kernel, kernel, sort(b, -1), kernel              made = run(tables, 0, 2, address)
-                                             ->      s5 = call(s3, -1)[0]
+    kernel, kernel, sort(b, -1), kernel              held, bases, address = a workspace of the pool
+                                             ->      bases[0] = s0.data_ptr()
+                                                     made = run(tables, 0, 2, address)
+                                                     s5 = call(s3, -1)[0]
                                                      bases[7] = s5.data_ptr()
                                                      made = run(tables, 2, 3, address)
 
@@ -17,7 +19,6 @@ a tensor's part of each step, ``k2`` the whole of what is kept, ``m5`` an addres
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
@@ -33,6 +34,18 @@ from fuse.runtime.layout import part
 from fuse.runtime.steps import CallStep, Layout, LoopStep, PythonStep, Ref, Schedule, title
 from fuse.runtime.stretches import Native, PythonCall, Stretch, slot_of, slots_read
 
+_BEGIN = (
+    "    try:",
+    "        workspace = pool.pop()",
+    "    except IndexError:",
+    "        workspace = new()",
+    "    try:",
+    "        _, held, bases, address = workspace",
+)
+_END = ("    finally:", "        pool.append(workspace)")
+_INDENT = 8 * " "
+"""In front of the lines between these."""
+
 
 @dataclass(frozen=True)
 class Places:
@@ -42,7 +55,7 @@ class Places:
     and what of them Python calls take, where that is another tensor. ``held``: buffers in the workspace that are
     tensors, in order. ``due``: results to be made in front of a stretch. ``confirmed``: the number of native steps
     after which results are confirmed, if they are. ``saved``: fresh results that are made already, by their place
-    behind those held.
+    among what ``take`` gives.
     """
 
     bases: Mapping[int, int]
@@ -56,8 +69,9 @@ class Places:
 class Writer:
     """Writes the function of one program.
 
-    ``names`` has ``run``, ``tables``, ``fitted`` and ``PositionOutOfRange``; ``loops`` runs the steps of each loop in
-    the program. With ``profiled``, every step is an event, and ``run`` sees to those of native steps.
+    ``names`` has ``run``, ``tables``, ``fitted`` and ``PositionOutOfRange``, ``pool`` of workspaces and ``new`` for
+    another one, ``take`` for memory of what is saved; ``loops`` runs the steps of each loop in the program. With
+    ``profiled``, every step is an event, and ``run`` sees to those of native steps.
     """
 
     def __init__(
@@ -72,7 +86,7 @@ class Writer:
         self.plan, self.stretches, self.places, self.loops, self.profiled = plan, stretches, places, loops, profiled
         self.names = {**names, "part": part, "stack": torch.stack, "record": _RecordFunctionFast}
         self.lines: list[str] = []
-        self.indent = "    "
+        self.indent = _INDENT
         calls = [s for s in plan.steps if isinstance(s, PythonStep)]
         self.native = {p.buffer for s in plan.steps if not isinstance(s, PythonStep) for p in (*s.reads, *s.writes)}
         self.called = {slot for step in calls for slot in slots_read((step.args, step.kwargs), plan)}
@@ -83,12 +97,17 @@ class Writer:
     # ---- a program -------------------------------------------------------------------------------------------------
 
     def program(self) -> Callable[..., Any]:
-        """``function(tensors, held, bases, address, confirm)``: values of the graph's outputs, launches of native steps
+        """``function(tensors, confirm)``: values of the graph's outputs, launches of native steps
         and of ATen calls. ``confirm`` is called with the values before inputs are written."""
         read = self.called | {result.buffer for result in self.plan.results if result}
-        inputs = [i for i, buffer in enumerate(self.plan.buffers) if buffer.origin == "input" and i in read]
-        self._name(inputs, (f"tensors[{i}]" for i in inputs))
+        inputs = [i for i, buffer in enumerate(self.plan.buffers) if buffer.origin == "input"]
+        if inputs:
+            self._add(f"{_tuple(f's{i}' for i in inputs)} = tensors")
+        self._add(*(f"bases[{self.places.bases[i]}] = s{i}.data_ptr()" for i in inputs if i in self.native))
+        self.known.update(read.intersection(inputs))
         self._name(self.places.held, (f"held[{i}]" for i in range(len(self.places.held))))
+        if self.places.saved:
+            self._add("saved = take()")
         self._add("native = aten = 0")
         for number, stretch in enumerate(self.stretches):
             for buffer in self.places.due.get(number, ()):
@@ -98,7 +117,7 @@ class Writer:
             self._stretch(stretch)
         self._confirm()
         self._add(f"return {self._values()}, native, aten")
-        return self._function("tensors, held, bases, address, confirm")
+        return self._function("tensors, confirm")
 
     def _confirm(self) -> None:
         self._add("if confirm is not None:", f"    confirm({self._values()})", "    confirm = None")
@@ -110,7 +129,7 @@ class Writer:
     def _make(self, buffer: int) -> None:
         """A result that the caller receives, where Python calls and native steps find it."""
         layout, taken = self.places.fresh[buffer]
-        made = f"held[{self.places.saved[buffer]}]" if buffer in self.places.saved else self._empty(layout)
+        made = f"saved[{self.places.saved[buffer]}]" if buffer in self.places.saved else self._empty(layout)
         self._add(f"r{buffer} = {made}", f"bases[{self.places.bases[buffer]}] = r{buffer}.data_ptr()")
         if buffer in self.called:
             self._add(f"s{buffer} = part(r{buffer}, *{self._constant(taken)})" if taken else f"s{buffer} = r{buffer}")
@@ -119,7 +138,7 @@ class Writer:
     # ---- a loop ----------------------------------------------------------------------------------------------------
 
     def loop(self, loop: LoopStep) -> Callable[..., Any]:
-        """``function(operands, held, bases, address)``: last states and what is kept, launches of native steps and of
+        """``function(operands)``: last states and what is kept, launches of native steps and of
         ATen calls."""
         spec = loop.spec
         handed = [result.buffer for result in self.plan.results if result]
@@ -141,6 +160,7 @@ class Writer:
                 self.known.add(i)
         invariants = operands[spec.carries + len(spec.step_inputs) :]
         self._name(invariants, (f"x{i}" for i in invariants))
+        self._add(*(f"bases[{self.places.bases[i]}] = s{i}.data_ptr()" for i in invariants if i in self.native))
         self._name(self.places.held, (f"held[{i}]" for i in range(len(self.places.held))))
         self.lasting = {*invariants, *self.places.held}
         self._add(*(f"k{n} = {self._empty(layout)}" for n, layout in enumerate(loop.layouts[spec.carries :])))
@@ -166,7 +186,7 @@ class Writer:
         for call in hoisted:
             self._stretch(call)
         self._add("native = aten = 0", f"for t in range({spec.trip_count}):")
-        self.indent *= 2
+        self.indent = _INDENT + 4 * " "
         self.looped = True
         self._add(*begin)
         before = set(self.known)
@@ -178,11 +198,11 @@ class Writer:
             self._add(f"{_tuple(f's{i}' for i in range(spec.carries))} = {_tuple(f's{b}' for b in states)}")
         if passing := sorted(self.known - before):
             self._add(f"del {', '.join(f's{slot}' for slot in passing)}")
-        self.indent, self.looped = "    ", False
+        self.indent, self.looped = _INDENT, False
         self._add(*(f"stack(g{n}, out=k{n})" for n in gathered), f"aten += {len(gathered)}")
         results = [*(f"s{i}" for i in range(spec.carries)), *(f"k{n}" for n in range(len(collected)))]
         self._add(f"return {_tuple(results)}, native, aten")
-        return self._function("operands, held, bases, address")
+        return self._function("operands")
 
     def _moved(self, buffer: int, base: int, step: str) -> list[str]:
         return [f"bases[{base}] = m{buffer}", f"m{buffer} += {step}"]
@@ -203,7 +223,7 @@ class Writer:
     def _stretch(self, stretch: Stretch) -> None:
         if isinstance(stretch, Native):
             self._add(
-                f"made = run(tables, {self._number(stretch.first)}, {self._number(stretch.last)}, address)",
+                f"made = run(tables, {stretch.first}, {stretch.last}, address)",
                 "if made < 0:",
                 "    raise PositionOutOfRange",
                 "native += made",
@@ -283,14 +303,6 @@ class Writer:
         self.names[name] = value
         return name
 
-    def _number(self, value: int) -> str:
-        """An integer as C has it, so that ctypes need not make it in each call."""
-        if self.profiled:
-            return str(value)
-        name = f"i{value}"
-        self.names[name] = ctypes.c_int64(value)
-        return name
-
     def _argument(self, argument: Any) -> str:
         """An argument with references as local names; tuples become lists."""
         if isinstance(argument, Ref):
@@ -309,7 +321,8 @@ class Writer:
         return replaced(argument, values)
 
     def _function(self, parameters: str) -> Callable[..., Any]:
-        source = "\n".join([f"def called({parameters}):", *self.lines])
+        """A function that runs the lines on a workspace that it has to itself."""
+        source = "\n".join([f"def called({parameters}):", *_BEGIN, *self.lines, *_END])
         exec(compile(source, "<fuse calls>", "exec"), self.names)
         function: Callable[..., Any] = self.names["called"]
         return function

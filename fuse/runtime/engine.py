@@ -61,6 +61,7 @@ from fuse.runtime.states import (
 )
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import RaisedByHook, Ran
+from fuse.runtime.usual import Usual, usual
 from fuse.runtime.variants import Compiled, LastRun, counted, together
 
 LARGEST_CARRIED = 4
@@ -104,14 +105,22 @@ class Engine:
         self._compilations = Compilations()
         self._kinds = KindsOfCalls()
         self._observed: Observed | None = None
+        self._found: Compiled | None = None
+        self._usual: Usual | None = None
 
     # ---- serving ---------------------------------------------------------------------------------------------------
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of ``model(*args, **kwargs)``."""
+        likely = self._usual
+        if likely is not None and not kwargs and likely.states is self._states:
+            tensors = likely.tensors(args)
+            if tensors is not None:
+                return self._served(likely.compiled, tensors, args, kwargs)
         leaves, spec = flatten(args, kwargs)
         found = next(matching(self._states, leaves, spec, modes()), None)
         if found is not None and found[0].family is None:
+            self._note(found[0])
             return self._served(*found, args, kwargs)
         call = ModelCall(args, kwargs, leaves, spec)
         if found is None:
@@ -142,6 +151,11 @@ class Engine:
             except Missed as miss:
                 return self._eager(args, kwargs, found[0].family.in_vain(self._maker.name, miss.learned))
         return self._specialised(found, call)
+
+    def _note(self, compiled: Compiled) -> None:
+        """Note which variant was found for a call: found twice, it is asked first."""
+        self._usual = usual(self._states, compiled) if compiled is self._found else None
+        self._found = compiled
 
     def _served(
         self, compiled: Compiled, tensors: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]

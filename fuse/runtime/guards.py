@@ -26,7 +26,7 @@ from fuse.graph.object_contents import Contents, base_of, contents, memory_kinds
 from fuse.graph.reachable_state import value_of
 from fuse.graph.signature import InputSpec, held_tensor
 
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many there are: a default device is one of them, to be asked for only then."""
 _grad_mode, _inference_mode, _default_dtype = (
     torch.is_grad_enabled,
@@ -93,7 +93,7 @@ def modes() -> tuple[Any, ...]:
         _inference_mode(),
         autocast_modes(),
         _default_dtype(),
-        torch.get_default_device() if _function_modes() else HOST,
+        torch.get_default_device() if function_modes() else HOST,
         _deterministic(),
         forward_ad._current_level >= 0,
     )
@@ -205,9 +205,17 @@ def call_guard(
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Selects the elements at some positions.
+
+    >>> picker([2, 0])("abc"), picker([1])("abc"), picker([])("abc")
+    (('c', 'a'), ('b',), ())
+    """
     if len(positions) > 1:
         return itemgetter(*positions)
-    return lambda pool: tuple(pool[i] for i in positions)
+    if not positions:
+        return lambda pool: ()
+    (only,) = positions
+    return lambda pool: (pool[only],)
 
 
 def _tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:

@@ -12,13 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from fuse.errors import FuseError
 from fuse.graph.precision import Precision, in_precision
 from fuse.rewrite import registry
 from fuse.runtime.engine import Engine
+from fuse.runtime.state_guard import GLOBAL_HOOKS
 from fuse.runtime.variants import Compiled, LastRun
 
+_OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_tracing: Callable[[], object] = torch._C._get_tracing_state
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
@@ -83,10 +87,17 @@ class Fused(nn.Module):
         self.__dict__.pop("training", None)  # the model's own is found by __getattr__
         for name in _SHARED:
             self.__dict__[name] = getattr(engine.model, name)
+        self.__dict__["_hooks"] = [*(self.__dict__[name] for name in _OWN_HOOKS), *GLOBAL_HOOKS]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or any(self.__dict__["_hooks"]) or _tracing():
+            return super().__call__(*args, **kwargs)
+        engine: Engine = self.__dict__["_engine"]
+        return engine.call(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         engine: Engine = self.__dict__["_engine"]
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return engine.model(*args, **kwargs)
         return engine.call(args, kwargs)
 

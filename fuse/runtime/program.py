@@ -11,13 +11,12 @@ is used again.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from array import array
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,13 +50,14 @@ from fuse.runtime.steps import (
 from fuse.runtime.stretches import due, stretches_of
 
 
-@dataclass(frozen=True)
-class _Workspace:
-    """Memory for intermediate values of one running call, and tensors over it for Python calls."""
+class _Workspace(NamedTuple):
+    """What one running call has to itself: memory for intermediate values, tensors over it for Python calls, and the
+    array of all addresses, with its own."""
 
     memory: Tensor
+    held: tuple[Tensor, ...]
+    bases: array[int]
     address: int
-    tensors: tuple[Tensor, ...]
 
 
 def program_of(graph: GraphModule) -> Program:
@@ -122,7 +122,7 @@ class Program:
         self._workspace_base = inputs + len(fresh)
         called = [b for b, buffer in enumerate(plan.buffers) if buffer.origin == "called"]
         bases.update({b: self._workspace_base + 1 + i for i, b in enumerate(called)})
-        self._made_bases = array("q", bytes(8 * (len(fresh) + 1 + len(called))))
+        self._bases = self._workspace_base + 1 + len(called)
 
         tables = plan.runtime.tables(self._workspace_base, functions)
         for step in plan.steps:
@@ -155,8 +155,8 @@ class Program:
         fresh = fresh_results(self._plan)
         values = {buffer: value for buffer, value in fresh.items() if buffer in kept}
         if can_be_used_again(list(values.values())):
-            self._saved, held = SavedMemory(list(values.values())), len(self._places.held)
-            self._places = replace(self._places, saved={buffer: held + i for i, buffer in enumerate(values)})
+            self._saved = SavedMemory(list(values.values()))
+            self._places = replace(self._places, saved={buffer: i for i, buffer in enumerate(values)})
 
     def kernels_alone_read(self, position: int) -> bool:
         """Whether only native steps read the input at a position: no Python call is given it, and no caller receives
@@ -176,35 +176,20 @@ class Program:
             PositionOutOfRange: a look-up (embedding, gather) reads outside of its table.
             Mispredicted: an ATen operator did not return what capture expected.
         """
+        called = self._functions.get(profiled := _profiled()) or self._written(profiled)
         if self._native or (not torch.is_grad_enabled() and not _autocasts()):
-            values, native, aten = self._call(tensors, self.confirm)
+            values, native, aten = called(tensors, self.confirm)
         else:  # a call may return a parameter: without gradients
             with torch.no_grad(), without_autocast() if self._behind_autocast else contextlib.nullcontext():
-                values, native, aten = self._call(tensors, self.confirm)
+                values, native, aten = called(tensors, self.confirm)
         return values, Launches(native & 0xFFFFFFFF, native >> 32, aten) if aten else native
 
     def run_steps(self, operands: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], int, int]:
         """Run as the body of a loop: its last states and what it keeps, and what was launched in all steps, in native
         code, packed, and by ATen calls."""
-        made: tuple[tuple[Tensor, ...], int, int] = self._call(operands)
+        called = self._functions.get(profiled := _profiled()) or self._written(profiled)
+        made: tuple[tuple[Tensor, ...], int, int] = called(operands)
         return made
-
-    def _call(self, tensors: Sequence[Tensor], *others: Any) -> Any:
-        """The result of the function of all steps, called with the ``others``."""
-        try:
-            workspace = self._pool.pop()
-        except IndexError:
-            workspace = self._new_workspace()
-        bases = array("q", map(Tensor.data_ptr, tensors))
-        bases.extend(self._made_bases)
-        bases[self._workspace_base] = workspace.address
-        try:
-            called = self._called(_profiled())
-            address = ctypes.c_void_p(bases.buffer_info()[0])
-            held = workspace.tensors if self._saved is None else (*workspace.tensors, *self._saved.take())
-            return called(tensors, held, bases, address, *others)
-        finally:
-            self._pool.append(workspace)
 
     def _recorded(self, tables: Any, first: int, last: int, bases: Any) -> int:
         """As ``_run``, step by step, each an event of the profiler that runs."""
@@ -225,19 +210,21 @@ class Program:
         for body in self._loops.values():
             body.forget_workspaces()
 
-    def _called(self, profiled: bool) -> Callable[..., Any]:
-        """The function that makes all steps, each an event of the profiler where one runs."""
-        if profiled not in self._functions:
-            names = {
-                "run": self._recorded if profiled else self._run,
-                "empty": self._empty,
-                "tables": ctypes.c_void_p(self._tables.address),
-                "fitted": fitted,
-                "PositionOutOfRange": PositionOutOfRange,
-            }
-            steps = {number: body.run_steps for number, body in self._loops.items()}
-            writer = Writer(self._plan, self._stretches, self._places, names, steps, profiled)
-            self._functions[profiled] = writer.loop(self._loop) if self._loop else writer.program()
+    def _written(self, profiled: bool) -> Callable[..., Any]:
+        """The function that makes all steps, each an event of the profiler where one runs, written down."""
+        names = {
+            "run": self._recorded if profiled else self._run,
+            "empty": self._empty,
+            "pool": self._pool,
+            "new": self._new_workspace,
+            "take": self._saved.take if self._saved else None,
+            "tables": self._tables.address,
+            "fitted": fitted,
+            "PositionOutOfRange": PositionOutOfRange,
+        }
+        steps = {number: body.run_steps for number, body in self._loops.items()}
+        writer = Writer(self._plan, self._stretches, self._places, names, steps, profiled)
+        self._functions[profiled] = writer.loop(self._loop) if self._loop else writer.program()
         return self._functions[profiled]
 
     def _new_workspace(self) -> _Workspace:
@@ -248,7 +235,9 @@ class Program:
             # A storage of its own: some operators copy the whole storage of what they are given.
             own = memory.untyped_storage()[offset : offset + extent(value)]
             tensors.append(typed.set_(own, 0, value.shape, value.stride()))
-        return _Workspace(memory, memory.data_ptr(), tuple(tensors))
+        bases = array("q", bytes(8 * self._bases))
+        bases[self._workspace_base] = memory.data_ptr()
+        return _Workspace(memory, tuple(tensors), bases, bases.buffer_info()[0])
 
 
 def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor], needed: Sequence[int]) -> dict[int, tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import types
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fuse.graph.signature import Attribute
 from fuse.graph.submodule_calls import HOOKS, ReplacedForward
 from fuse.runtime.guards import ArrayContents, same_value
 
-_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     _module._global_forward_hooks,
     _module._global_forward_pre_hooks,
     _module._global_backward_hooks,
@@ -44,6 +44,8 @@ _UNREAD = frozenset(
     )
 )
 """Containers of modules that no call reads, or only of hooks that are watched themselves."""
+Pairs = Sequence[tuple[dict[Any, Any], dict[Any, Any]]]
+"""Dictionaries as they should be, and as they are."""
 _NUMBERS = frozenset((int, float, bool, complex))
 _PLAIN = _NUMBERS | {str, types.NoneType, torch.dtype, torch.device}
 LARGEST_WATCHED = 1 << 16
@@ -74,7 +76,7 @@ class StateGuard:
         self.unwatched = unwatched
         self._pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # (expected, live)
         self._partly: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []  # (expected, live, but for)
-        self._empty: list[Any] = list(_GLOBAL_HOOKS)
+        self._empty: list[Any] = list(GLOBAL_HOOKS)
         self._seen: set[int] = set()
         self._watch_tensors = watch_tensors
         self._left_out = {
@@ -84,21 +86,19 @@ class StateGuard:
         }
         for module in model.modules():
             self._watch_module(module)
-        self._versioned: _Versioned | None = None if self._partly else _Versioned.of(self._pairs)
+        self._versioned: _Versioned | None = None if self._partly else _Versioned.of(self._pairs, self._empty)
         if not self._compares():  # another thread made a change meanwhile
             self._versioned = None
 
     def holds(self) -> bool:
         """Whether nothing has changed since the snapshot."""
-        if any(self._empty):
+        if self._versioned is not None and self._versioned.hold():
+            return True
+        if any(self._empty) or not self._compares():
             return False
         if self._versioned is None:
-            return self._compares()
-        if self._versioned.holds():
             return True
-        if not self._compares():
-            return False
-        renewed = self._versioned.renewed(self._pairs)
+        renewed = self._versioned.renewed(self._pairs, self._empty)
         if not self._compares():  # another thread made a change meanwhile
             return False
         self._versioned = renewed
@@ -186,25 +186,26 @@ _dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
 class _Versioned:
     """That no dictionary has changed since it was compared, told without a look at what it holds.
 
-    ``empty`` are the dictionaries that hold nothing, ``filled`` the others, with their ``versions``. ``lists`` and the
-    like, of which nobody counts versions, are compared with what they should hold.
+    ``empty`` are the containers that hold nothing, ``filled`` the other dictionaries, with their ``versions``.
+    ``lists`` and the like, of which nobody counts versions, are compared with what they should hold.
     """
 
-    def __init__(self, pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]], renewals: int) -> None:
+    def __init__(self, pairs: Pairs, empty: Sequence[Any], renewals: int) -> None:
         self.renewals = renewals
-        self.empty: list[dict[Any, Any]] = []
+        self.empty: list[Any] = list(empty)
         self.filled: list[dict[Any, Any]] = []
         self.expected_lists: list[Any] = []
         self.lists: list[Any] = []
         for expected, live in pairs:
             self._watch(expected, live)
         self.versions = list(map(_dict_version, self.filled))
+        self.hold = self._comparison()
 
     @staticmethod
-    def of(pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]], renewals: int = 0) -> _Versioned | None:
+    def of(pairs: Pairs, empty: Sequence[Any], renewals: int = 0) -> _Versioned | None:
         """For dictionaries that hold what is expected of them."""
         try:
-            return _Versioned(pairs, renewals)
+            return _Versioned(pairs, empty, renewals)
         except Exception:  # torch counts no versions with this Python, or another thread makes a change
             return None
 
@@ -222,18 +223,24 @@ class _Versioned:
             self.expected_lists.append(expected)
             self.lists.append(live)
 
-    def holds(self) -> bool:
-        """Whether everything is what it was."""
-        if any(self.empty) or list(map(_dict_version, self.filled)) != self.versions:
-            return False
-        try:
-            return self.expected_lists == self.lists
-        except Exception:  # tensors, arrays
-            return False
+    def _comparison(self) -> Callable[[], bool]:
+        """Tells whether everything is what it was."""
+        empty, filled, versions, version = self.empty, self.filled, self.versions, _dict_version
+        expected, lists = self.expected_lists, self.lists
 
-    def renewed(self, pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]) -> _Versioned | None:
+        def hold() -> bool:
+            if any(empty) or list(map(version, filled)) != versions:
+                return False
+            try:
+                return expected == lists
+            except Exception:  # tensors, arrays
+                return False
+
+        return hold
+
+    def renewed(self, pairs: Pairs, empty: Sequence[Any]) -> _Versioned | None:
         """The same after changes that were taken back; nothing where they are made again and again."""
-        return _Versioned.of(pairs, self.renewals + 1) if self.renewals < MOST_RENEWALS else None
+        return _Versioned.of(pairs, empty, self.renewals + 1) if self.renewals < MOST_RENEWALS else None
 
 
 class _Number:

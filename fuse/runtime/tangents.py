@@ -40,11 +40,13 @@ class Tangent:
     layout: Tensor
     memory: Callable[[], Tensor]
     stride: tuple[int, ...] = field(init=False)
+    number: Any = field(init=False)
     keeps: bool | None = None
     kept: tuple[bytes, Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.stride = self.layout.stride()
+        self.number = ctypes.c_char * self.layout.itemsize
 
     def laid_out(self, given: Tensor, program: Program | Reference) -> tuple[Tensor, int]:
         """``given`` in the memory layout that ``program`` reads, and the number of copies that this took."""
@@ -53,9 +55,9 @@ class Tangent:
         stride = given.stride()
         if stride == self.stride:
             return given, 0
-        if any(stride) or not self._keeps(program):
+        if any(stride) or not (self._keeps(program) if self.keeps is None else self.keeps):
             return self.memory().copy_(given), 1
-        number = ctypes.string_at(given.data_ptr(), given.itemsize)
+        number = self.number.from_address(given.data_ptr()).raw
         kept = self.kept  # read once: another thread may exchange it
         if kept is not None and kept[0] == number:
             return kept[1], 0
@@ -65,9 +67,8 @@ class Tangent:
 
     def _keeps(self, program: Program | Reference) -> bool:
         """Whether copies of one number are kept for later runs."""
-        if self.keeps is None:
-            small = 0 < extent(self.layout) <= MOST_KEPT
-            self.keeps = small and isinstance(program, Program) and program.kernels_alone_read(self.place)
+        small = 0 < extent(self.layout) <= MOST_KEPT
+        self.keeps = small and isinstance(program, Program) and program.kernels_alone_read(self.place)
         return self.keeps
 
 

@@ -142,7 +142,7 @@ class Training:
             if linked[i].requires_grad:
                 linked = [*linked[:i], linked[i].detach(), *linked[i + 1 :]]
         try:
-            leaves = _apply(ran, *linked)
+            leaves = (_Step.apply if _transforms() else _apply)(ran, *linked)
         except Exception as error:
             if ran.saves:
                 raise RaisedByHook(error) from error
@@ -180,10 +180,13 @@ class Training:
 
     def backward(self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], ran: Ran) -> tuple[Any, ...]:
         """What :class:`_Step` returns: None, then the gradients of the placeholders."""
-        missing = [i for i, number in self._tangents.items() if tangents[number] is None]
-        if len(missing) == len(self._tangents):
+        half = self._half if self._tangents else None
+        for number in self._tangents.values():
+            if tangents[number] is None:
+                half = self._half_of(tangents)
+                break
+        if half is None:
             return (None,) * (1 + len(self.signature.inputs))
-        half = self._half_without(frozenset(missing)) if missing else self._half
         inputs = [*half.pick((*saved, *tangents)), *half.constants]
         copies = 0
         program = half.program
@@ -206,7 +209,11 @@ class Training:
         ran.regions, ran.fallbacks = program.regions, fallbacks
         return half.arrange((*values, None))
 
-    def _half_without(self, missing: frozenset[int]) -> _Backward:
+    def _half_of(self, tangents: Sequence[Tensor | None]) -> _Backward | None:
+        """The backward half for a loss of the results that have gradients; None where no result has one."""
+        missing = frozenset(i for i, number in self._tangents.items() if tangents[number] is None)
+        if len(missing) == len(self._tangents):
+            return None
         with self.lock:
             if missing not in self._halves:
                 with lowering_of(self._call):  # autograd's threads know of no call
@@ -266,7 +273,7 @@ class Training:
         return Training(joint, self.rewrite, self.begin, self.lock, replace(self.rewritten, backward=backward))
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Ran:
     """One call on its way through autograd, and what it launched.
 
@@ -275,12 +282,12 @@ class Ran:
     """
 
     training: Training
-    launches: Launches | int = 0
-    saves: bool = False
-    launched: Launches | int | None = None
-    copies: int = 0
-    regions: int = 0
-    fallbacks: tuple[Fallback, ...] = ()
+    launches: Launches | int = field(default=0, init=False)
+    saves: bool = field(default=False, init=False)
+    launched: Launches | int | None = field(default=None, init=False)
+    copies: int = field(default=0, init=False)
+    regions: int = field(default=0, init=False)
+    fallbacks: tuple[Fallback, ...] = field(default=(), init=False)
 
     @property
     def backward(self) -> Launches | None:
@@ -329,15 +336,11 @@ class _Step(torch.autograd.Function):
         return _once(gradients, made_of)
 
 
-_apply_plainly: Callable[..., Any] = super(torch.autograd.Function, _Step).apply
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Step).apply
 """``_Step.apply`` without what Python does there for ``torch.func``."""
-
-
-def _apply(ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """A call as a node of autograd."""
-    apply = _Step.apply if torch._C._are_functorch_transforms_active() else _apply_plainly
-    leaves: tuple[Tensor, ...] = apply(ran, *tensors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return leaves
+_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_node: Any = _Step._backward_cls
+_node.apply = _Step.backward  # which torch's own finds in each call
 
 
 def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

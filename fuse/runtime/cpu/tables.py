@@ -120,13 +120,15 @@ def _product_detail(product: LibraryProduct) -> list[int]:
 
 @cache
 def runner() -> Any:
-    """``fuse_run`` of ``runner.cpp``, compiled once for all programs."""
+    """``fuse_run`` of ``runner.cpp``, compiled once for all programs.
+
+    ``run(tables, first, last, bases)`` takes addresses and numbers of steps.
+    """
     folder = resources.files("fuse.runtime.cpu")
     source = "\n".join(folder.joinpath(name).read_text() for name in ("crowd.h", "runner.cpp"))
-    run = build(source).fuse_run
-    run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
-    run.restype = ctypes.c_int64
-    return run
+    method = ctypes.c_char.in_dll(build(source), "fuse_method")
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    return make(("PyCFunction_NewEx", ctypes.pythonapi))(ctypes.addressof(method), None, None)
 
 
 def scratch_bytes(steps: Sequence[Step]) -> int:
