@@ -1,4 +1,4 @@
-"""Convolutions that libraries and compilers do less for: transposed, grouped, small, dilated; calls and training steps.
+"""Convolutions that libraries do less for (transposed, grouped, small, dilated), and two that are products.
 
     python -m benchmarks.convolutions                 all, two minutes
     python -m benchmarks.convolutions up_clamp        some; the others keep the figures that they have
@@ -60,6 +60,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "dilated": (lambda: down(16, inputs=16, padding=2, dilation=2), (4, 16, 28, 28)),
     "small": (lambda: down(8, inputs=3, padding=1), (1, 3, 16, 16)),
     "small_1x1": (lambda: down(8, 1, inputs=8), (2, 8, 14, 14)),
+    "large_1x1": (lambda: down(64, 1, inputs=64), (4, 64, 28, 28)),
+    "patches": (lambda: nn.Conv2d(3, 192, 16, 16), (2, 3, 224, 224)),
 }
 
 

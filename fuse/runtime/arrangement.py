@@ -15,8 +15,7 @@ def touched(step: Step, plan: Schedule) -> set[int]:
     """The buffers that a step reads or writes."""
     if not isinstance(step, PythonStep):
         return {place.buffer for place in (*step.reads, *step.writes)}
-    refs = [*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results)]
-    return {plan.views[ref.index].buffer if ref.view else ref.index for ref in refs}
+    return buffers_in((step.args, step.kwargs, [ref for _, ref in step.results]), plan)
 
 
 def first_touched(plan: Schedule) -> dict[int, int]:
@@ -39,6 +38,11 @@ def refs_in(argument: Any) -> list[Ref]:
     return []
 
 
+def buffers_in(argument: Any, plan: Schedule) -> set[int]:
+    """Every buffer that an argument refers to, those of views included."""
+    return {plan.views[ref.index].buffer if ref.view else ref.index for ref in refs_in(argument)}
+
+
 def called_upon(plan: Schedule) -> list[int]:
     """The buffers that a Python call needs as tensors."""
     found: dict[int, None] = {}
@@ -56,8 +60,7 @@ def handed_out(plan: Schedule) -> set[int]:
     found: set[int] = set()
     for step in plan.steps:
         if isinstance(step, CallStep) and not of_aten(step.function):
-            refs = (*refs_in(step.args), *refs_in(step.kwargs))
-            found.update(plan.views[ref.index].buffer if ref.view else ref.index for ref in refs)
+            found |= buffers_in((step.args, step.kwargs), plan)
     return found
 
 

@@ -28,7 +28,7 @@ from torch.fx import GraphModule
 from fuse import ops
 from fuse.devices import without_autocast
 from fuse.kernel.lower import Kernel
-from fuse.runtime.arrangement import address, arranged, called_upon, handed_out, of_aten, touched
+from fuse.runtime.arrangement import address, arranged, buffers_in, called_upon, handed_out, of_aten, touched
 from fuse.runtime.call_code import Places, Writer
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.interrupts import awaited
@@ -43,11 +43,15 @@ from fuse.runtime.steps import (
     Launches,
     LoopStep,
     PythonStep,
+    Ref,
     Schedule,
     kernels_of,
     title,
 )
 from fuse.runtime.stretches import due, stretches_of
+
+_OF_ANY_LAYOUT = (torch.ops.aten.convolution_backward.default,)
+"""Operators that copy their first operand where it does not lie as they need it."""
 
 
 class _Workspace(NamedTuple):
@@ -165,6 +169,18 @@ class Program:
             buffer for step in self._plan.steps if isinstance(step, PythonStep) for buffer in touched(step, self._plan)
         }
         return position not in called and all(r is None or r.buffer != position for r in self._plan.results)
+
+    def takes_as_it_lies(self, position: int) -> bool:
+        """Whether the input at a position may lie in memory in any way: operators alone read it that bring it to a
+        layout of their own, and give results of one layout."""
+        steps = [step for step in self._plan.steps if position in touched(step, self._plan)]
+        return all(r is None or r.buffer != position for r in self._plan.results) and all(
+            isinstance(step, CallStep)
+            and step.function in _OF_ANY_LAYOUT
+            and step.args[0] == Ref(position)
+            and position not in buffers_in((step.args[1:], step.kwargs), self._plan)
+            for step in steps
+        )
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches | int]:
         """Run on the placeholders' tensors, which must have the layouts that the graph was captured with.

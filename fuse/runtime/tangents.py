@@ -3,6 +3,7 @@
     y.backward(dy)            dy as it is
     y.t().sum().backward()    dy copied
     y.sum().backward()        one number for all elements: written to all places once, kept while the number is the same
+    convolution_backward      dy as it is, whatever its layout, where that operator alone reads it
 
 The gradient of a sum or a mean is one number in all training steps, or in most of them. Its copy is kept where it is
 small and kernels alone read it, so that no caller receives its memory.
@@ -41,7 +42,9 @@ class Tangent:
     memory: Callable[[], Tensor]
     stride: tuple[int, ...] = field(init=False)
     number: Any = field(init=False)
-    keeps: bool | None = None
+    reader: Program | Reference | None = None
+    keeps: bool = False
+    as_it_lies: bool = False
     kept: tuple[bytes, Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +58,11 @@ class Tangent:
         stride = given.stride()
         if stride == self.stride:
             return given, 0
-        if any(stride) or not (self._keeps(program) if self.keeps is None else self.keeps):
+        if program is not self.reader:
+            self._read_by(program)
+        if self.as_it_lies:
+            return given, 0
+        if any(stride) or not self.keeps:
             return self.memory().copy_(given), 1
         number = self.number.from_address(given.data_ptr()).raw
         kept = self.kept  # read once: another thread may exchange it
@@ -65,11 +72,13 @@ class Tangent:
         self.kept = number, made
         return made, 1
 
-    def _keeps(self, program: Program | Reference) -> bool:
-        """Whether copies of one number are kept for later runs."""
+    def _read_by(self, program: Program | Reference) -> None:
+        """Note what ``program`` needs: whether copies of one number are kept for its later runs, and whether it takes
+        gradients as they lie."""
         small = 0 < extent(self.layout) <= MOST_KEPT
         self.keeps = small and isinstance(program, Program) and program.kernels_alone_read(self.place)
-        return self.keeps
+        self.as_it_lies = isinstance(program, Program) and program.takes_as_it_lies(self.place)
+        self.reader = program
 
 
 def memory_like(layout: Tensor) -> Callable[[], Tensor]:

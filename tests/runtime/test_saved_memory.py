@@ -114,6 +114,18 @@ def test_a_gradient_that_is_one_number_is_copied_when_the_number_changes() -> No
     assert copies == [1, 0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: (y.mT * torch.linspace(-1, 1, 22)[:, None]).sum()])
+def test_a_gradient_that_the_library_alone_reads_is_not_copied(loss: Callable[[Tensor], Tensor]) -> None:
+    model, x = nn.Conv2d(32, 48, 3, bias=False), torch.randn(2, 32, 24, 24)
+    fused = fuse.compile(model)
+    loss(fused(x)).backward()
+    assert model.weight.grad is not None
+    found, model.weight.grad = model.weight.grad, None
+    loss(model(x)).backward()
+    torch.testing.assert_close(found, model.weight.grad)
+    assert (fused.last_run.backward.launches, fused.last_run.backward.aten) == (1, 1)
+
+
 def test_a_gradient_without_memory_is_written_out() -> None:
     model = Gated()
     x = torch.randn(ROWS, WIDTH)
