@@ -35,7 +35,7 @@ class CheckCall:
         return (function or self.model)(*self.args, **self.kwargs)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the call, by a name for reports: arguments, parameters, buffers, other attributes.
+        """Every strided tensor of the call, by a name for reports: arguments, parameters, buffers, other attributes.
 
         >>> list(CheckCall(nn.Linear(2, 2), (torch.ones(1, 2),), {}).tensors())
         ['argument [0]', 'parameter weight', 'parameter bias']
@@ -50,7 +50,7 @@ class CheckCall:
         known = {id(tensor) for tensor in found.values()}
         held = {name: part for name, part in self.attributes().items() if isinstance(part, Tensor)}
         found.update({f"attribute {name}": part for name, part in held.items() if id(part) not in known})
-        return found
+        return {name: tensor for name, tensor in found.items() if tensor.layout is torch.strided}
 
     def attributes(self) -> dict[str, Any]:
         """The values of all plain attributes of the model and its submodules, by the path that a user would write.

@@ -224,6 +224,9 @@ class Recorder(TorchDispatchMode):
     def _ensure_known(self, tensor: Tensor) -> Tensor:
         """The fake tensor that the graph knows for an operand; a new operand gets a placeholder."""
         if not isinstance(tensor, FakeTensor):
+            if tensor.layout is not torch.strided:
+                _, name = self.names.get(id(tensor), ("", "a tensor"))
+                raise CaptureError(f"{name} has layout {tensor.layout}, and is read at {user_line()}")
             tensor = self._adopt(tensor)
             kind, _ = self.names_by_fake.get(id(tensor), ("", ""))
             if kind == "attribute":  # not read through the attribute, which may have another value later
@@ -299,6 +302,8 @@ class Recorder(TorchDispatchMode):
         return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
 
     def _fake_of_state(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor  # refused where an operator reads it
         fake = self._adopt(tensor)
         if id(tensor) in self.names:
             self.names_by_fake[id(fake)] = self.names[id(tensor)]

@@ -18,8 +18,9 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fuse.graph.aliases import storage_of
 from fuse.graph.locks import ForkedLock
 from fuse.graph.object_contents import attributes_of, class_dict, mro
 from fuse.graph.reachable_state import reached_by
@@ -45,8 +46,8 @@ def runs_by_itself(model: nn.Module, path: str) -> bool:
     others = [one for one in model.modules() if id(one) not in inside]
     if any(one is not module and id(one) in inside for other in others for one in other._modules.values()):
         return False
-    own = {tensor.untyped_storage()._cdata for one in module.modules() for tensor in _own(one)}
-    if any(tensor.untyped_storage()._cdata in own for other in others for tensor in _own(other)):
+    own = {memory for one in module.modules() for memory in _memory(one)}
+    if any(memory in own for other in others for memory in _memory(other)):
         return False
     reached = {id(one.live) for one in reached_by(module).held}
     return not any(id(held) in reached for other in others for held in (other, attributes_of(other)))
@@ -58,8 +59,11 @@ def is_plainly_called(module: nn.Module) -> bool:
     return not hooked and "forward" not in module.__dict__ and module._compiled_call_impl is None
 
 
-def _own(module: nn.Module) -> Iterator[Tensor]:
-    return (tensor for held in (module._parameters, module._buffers) for tensor in held.values() if tensor is not None)
+def _memory(module: nn.Module) -> Iterator[int]:
+    """What the parameters and buffers of ``module`` share with others: their storages, and sparse ones themselves."""
+    for tensor in (*module._parameters.values(), *module._buffers.values()):
+        if tensor is not None:
+            yield storage_of(tensor) if tensor.layout is torch.strided else id(tensor)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fuse
+from fuse.check.oracle import check
 from fuse.runtime import making, parts
 from fuse.runtime.engine import LARGEST_IN_VAIN
 from fuse.runtime.module import Fused
@@ -449,3 +450,33 @@ def test_what_lies_around_torchscript_is_fused(make: Callable[[], nn.Module], tr
     assert fused.last_run is not None
     assert fused.last_run.kernels > 0
     assert "ScriptModule" in fused.last_run.fallbacks[0].reason
+
+
+class Neighbours(nn.Module):
+    """Layers, and a sparse matrix that only ``mixes`` makes them read."""
+
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.before, self.after, self.mixes = block(), block(), mixes
+        self.register_buffer("adjacency", torch.eye(4).to_sparse(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.before(x)
+        return self.after(torch.sparse.mm(self.adjacency, h) if self.mixes else h)
+
+
+def test_a_sparse_buffer_that_is_not_read_is_no_obstacle() -> None:
+    assert check(Neighbours(mixes=False), (torch.randn(4, 16),), train=True).passed
+    fused = fuse.compile(Neighbours(mixes=False))
+    fused(torch.randn(8, 16))
+    assert fused.last_run is not None
+    assert not fused.last_run.fallbacks
+
+
+@pytest.mark.filterwarnings("ignore:Neighbours runs eager")
+def test_what_lies_around_a_sparse_buffer_is_fused() -> None:
+    fused = held(Neighbours(mixes=True))
+    assert fused_parts(fused) == {"before", "after"}
+    assert fused.last_run is not None
+    reason = fused.last_run.fallbacks[0].reason
+    assert reason.startswith("adjacency has layout torch.sparse_coo, and is read at test_parts.py:")
