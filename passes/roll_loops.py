@@ -308,6 +308,8 @@ def _replace_other_collectors(rolled: Rolled, result: StepResult, part: Node) ->
     values = _of_every_step(rolled, result)
     collectors = [user for user in (values[0].users if values else ()) if user.target in COLLECTORS]
     for collector in filter(_is_contiguous, collectors):
+        if collector._erased:  # a collector inside a step: nothing reads the steps once another one is replaced
+            continue
         pieces, dim = pieces_of(collector), dimension_of(collector)
         at, back = pieces.index(values[0]), values[::-1]
         backwards = at + 1 >= len(values) and pieces[at + 1 - len(values) : at + 1] == back

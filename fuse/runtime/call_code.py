@@ -30,8 +30,8 @@ from torch._ops import OpOverload
 
 from fuse.runtime.arrangement import refs_in
 from fuse.runtime.bindings import fastest
-from fuse.runtime.layout import part
-from fuse.runtime.steps import CallStep, Layout, LoopStep, PythonStep, Ref, Schedule, title
+from fuse.runtime.layout import part, same_layout
+from fuse.runtime.steps import CallStep, Layout, LoopStep, ProgramResult, PythonStep, Ref, Schedule, title
 from fuse.runtime.stretches import Native, PythonCall, Stretch, slot_of, slots_read
 
 _BEGIN = (
@@ -123,8 +123,18 @@ class Writer:
         self._add("if confirm is not None:", f"    confirm({self._values()})", "    confirm = None")
 
     def _values(self) -> str:
-        names = {b: f"r{b}" if b in self.places.fresh else f"s{b}" for b in self.known}
-        return f"[{', '.join(names.get(r.buffer, 'None') if r else 'None' for r in self.plan.results)}]"
+        return f"[{', '.join(map(self._value, self.plan.results))}]"
+
+    def _value(self, result: ProgramResult | None) -> str:
+        """A result as the caller receives it: what a Python call gave, in another layout where that is received."""
+        if result is None or result.buffer not in self.known:
+            return "None"
+        if result.buffer in self.places.fresh:
+            return f"r{result.buffer}"
+        given, value = self.plan.buffers[result.buffer], result.value
+        if given.origin != "called" or same_layout(value, given.value):
+            return f"s{result.buffer}"
+        return f"part(s{result.buffer}, {self._constant(tuple(value.shape))}, {self._constant(value.stride())}, 0)"
 
     def _make(self, buffer: int) -> None:
         """A result that the caller receives, where Python calls and native steps find it."""

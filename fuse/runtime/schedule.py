@@ -379,7 +379,7 @@ class _Scheduler:
                 results.append(None)
                 continue
             number, value = self._place(node).buffer, node.meta["val"]
-            if number in taken or not self._is_whole(node):
+            if number in taken or not (self._is_whole(node) or self._fills_called(node)):
                 number, _ = self._buffer("made", value)
                 self._copy(node, Place(number, 0), value.stride())
             taken.add(number)
@@ -408,6 +408,13 @@ class _Scheduler:
         if place.offset != 0 or buffer.origin == "input" or is_lazy(value):
             return False
         return same_layout(value, buffer.value) or (buffer.origin == "made" and extent(value) == buffer.size)
+
+    def _fills_called(self, node: Node) -> bool:
+        """Whether the node's value is all of what a Python call gives, in another layout."""
+        place, value = self._place(node), node.meta["val"]
+        buffer = self.buffers[place.buffer]
+        plain = place.offset == 0 and value.dtype == buffer.value.dtype and not is_lazy(value)
+        return buffer.origin == "called" and plain and not is_lazy(buffer.value) and extent(value) == buffer.size
 
     def _mutations(self) -> None:
         """Write values back into inputs, those that another write would overwrite having been set aside."""

@@ -57,3 +57,22 @@ def test_a_loop_without_products_of_inputs_is_rolled_at_once() -> None:
 
 def test_a_near_miss_is_left_to_the_other_pass() -> None:
     assert_fuses(Normalised(16), torch.randn(STEPS, 3, 16), fired={"roll_whole_loops": 0, "roll_loops": 1})
+
+
+class JoinedWithAConstant(nn.Module):
+    """A step reads its state in a concatenation; all states, the first one included, are stacked and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = nn.Linear(9, 8)
+
+    def forward(self, h: Tensor) -> Tensor:
+        states = [h]
+        for step in range(STEPS):
+            h = h + torch.tanh(self.states(torch.cat([h, torch.full_like(h[:, :1], step / STEPS)], 1)))
+            states.append(h)
+        return torch.stack(states)
+
+
+def test_states_are_stacked_behind_the_first_and_concatenated_in_each_step() -> None:
+    assert_fuses(JoinedWithAConstant(), torch.randn(3, 8), launches=2, fired={"roll_whole_loops": 1})

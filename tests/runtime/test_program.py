@@ -18,6 +18,7 @@ from fuse.graph.function import Function
 from fuse.runtime.cpu import blas
 from fuse.runtime.program import program_of
 from fuse.runtime.steps import Launches
+from fuse.testing import assert_fuses
 
 
 def run(function: Callable[..., Any], *args: Tensor) -> tuple[list[Tensor | None], Launches, GraphModule]:
@@ -320,3 +321,14 @@ def test_what_a_custom_operator_keeps_is_never_overwritten(model: nn.Module) -> 
     for tensor, (value, stride) in zip(mine, expected, strict=True):
         torch.testing.assert_close(tensor, value)
         assert tensor.stride() == stride
+
+
+class FilledEmpty(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        empty = x.flip(-1).unflatten(-1, (2, -1))[2:]
+        empty.zero_()
+        return [empty]
+
+
+def test_what_an_operator_gives_is_received_in_another_layout_without_a_copy() -> None:
+    assert_fuses(FilledEmpty(), torch.randn(4), launches=3)
