@@ -49,7 +49,7 @@ from benchmarks.common import RESULTS, ROOT, save
 from benchmarks.mutants import Codes, Mutant, mutants
 from fuse.runtime import cache
 
-MATCHER = "conditions matching search replacing exact unlike index forms views canonical terms calls rules"
+MATCHER = "conditions matching search replacing exact_match mismatch index forms views canonical terms calls rules"
 FILES = (
     *(path for path in sorted((ROOT / "passes/patterns").glob("*.py")) if path.stem != "__init__"),
     ROOT / "passes/match_patterns.py",
