@@ -66,7 +66,7 @@ def channels_last(graph: GraphModule) -> Iterator[Verdict]:
         return
     values = given_constants(graph)
     known = {*values, *constant_nodes(graph, values)}
-    convolutions = [node for node in nodes if is_image_with_places_side_by_side(node) and weight_of(node) in known]
+    convolutions = [node for node in nodes if is_contiguous_image(node) and weight_of(node) in known]
     if not convolutions:
         return
     if reason := obstacle(convolutions):
@@ -80,9 +80,9 @@ def channels_last(graph: GraphModule) -> Iterator[Verdict]:
     if reason := plan.make():
         yield declined(convolutions, reason)
         return
-    saved = WORTH * sum(multiplied(node, places=True) for node in convolutions) / lanes_of(convolutions[0])
+    saved = WORTH * sum(multiplied(node, positions=True) for node in convolutions) / lanes_of(convolutions[0])
     if sum(map(cycles_of, plan.values)) > saved:
-        yield declined(convolutions, "what else reads the images would lose more than the convolutions gain")
+        yield declined(convolutions, "other readers of the images would lose more time than the convolutions gain")
         return
     yield rewrite(
         convolutions, relay, graph, plan, {node: value for node, value in weights.items() if value is not None}
@@ -93,7 +93,7 @@ def weight_of(convolution: Node) -> Node:
     return convolution.args[1]  # type: ignore[return-value]  # a node
 
 
-def is_image_with_places_side_by_side(node: Node) -> bool:
+def is_contiguous_image(node: Node) -> bool:
     """Whether the convolution gives a batch of images in default layout, and is not transposed."""
     val, transposed = node.meta["val"], node.args[6]
     return val.dim() == 4 and val.is_contiguous() and not transposed and val.dtype in (torch.float32, torch.float64)
@@ -104,9 +104,9 @@ def obstacle(convolutions: list[Node]) -> str | None:
     if not has_kernels(first := convolutions[0].meta["val"]):
         return f"device {first.device.type} has no kernels yet"
     if any(node.args[8] != 1 for node in convolutions):
-        return "a convolution in groups reads its image place by place"
-    before = sum(multiplied(node, places=True) for node in convolutions)
-    if sum(multiplied(node, places=False) for node in convolutions) > before * (1 + WORTH):
+        return "a convolution in groups reads its image position by position"
+    before = sum(multiplied(node, positions=True) for node in convolutions)
+    if sum(multiplied(node, positions=False) for node in convolutions) > before * (1 + WORTH):
         return f"too few channels to fill vectors of {lanes_of(convolutions[0])}"
     return None
 
@@ -118,11 +118,11 @@ def cycles_of(node: Node) -> float:
     return each * max(tensor.numel() for tensor in held)
 
 
-def multiplied(convolution: Node, places: bool) -> int:
-    """Multiplications of a convolution, including those in empty lanes, with ``places`` or output channels in lanes."""
+def multiplied(convolution: Node, positions: bool) -> int:
+    """Multiplications of a convolution, including empty lanes; ``positions`` or output channels are in the lanes."""
     batch, outputs, down, across = convolution.meta["val"].shape
     depth = weight_of(convolution).meta["val"][0].numel()
-    inner, lanes = down * across if places else outputs, lanes_of(convolution)
+    inner, lanes = down * across if positions else outputs, lanes_of(convolution)
     return int(batch * math.prod((down, across, outputs)) // inner * -(-inner // lanes) * lanes * depth)
 
 
@@ -164,7 +164,7 @@ class Relaid:
         if not is_part and ops.kind(node.target) not in FOLLOWING:
             return f"{node.name} depends on the order of elements in memory"
         if node.op != "call_function" or not effects.is_pure(node) or effects.reads_place(node):
-            return f"{node.name} is read where it lies, or has effects"
+            return f"{node.name} is read by its position in memory, or has effects"
         value = self._run(node, runner)
         if value is None:  # a view that the new order does not allow
             self.restored += [(node, operand) for operand in node.all_input_nodes if operand in self.values]

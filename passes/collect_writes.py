@@ -82,7 +82,7 @@ def obstacle(chain: list[Node]) -> str | None:
     held = chain[-1].meta["val"]
     written_to = sorted(newest(chain))
     if any(start >= end for start, end in written_to):
-        return "a write has steps, or no width"
+        return "a write has gaps, or no elements"
     if any(end > start for (_, end), (start, _) in pairwise(written_to)):
         return "writes overlap in part"
     if len(gaps(chain)) > len(written_to):

@@ -40,7 +40,7 @@ def is_draw(node: Node) -> bool:
 
 
 def read_apart(stack: Node) -> None:
-    """Let readers of one step of ``stack`` read that step's draw."""
+    """Let each reader of one step of ``stack`` read that step's draw."""
     pieces = pieces_of(stack)
     for part in list(stack.users):
         surgery.replace(part, pieces[part.args[2]])  # type: ignore[index]  # FX types arguments loosely

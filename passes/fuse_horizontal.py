@@ -35,7 +35,7 @@ def fuse_horizontal(graph: GraphModule) -> Iterator[Verdict]:
     """Run independent small kernels in one launch."""
     levels: dict[int, list[Group[Domain]]] = {}
     for group in partition(
-        graph.graph, small_kernel, lambda earlier, later: "kernels in a row are not joined here"
+        graph.graph, small_kernel, lambda earlier, later: "dependent kernels are not merged here"
     ).groups:
         if group.facts is not None:
             levels.setdefault(group.depth, []).append(group)

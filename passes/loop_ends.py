@@ -118,7 +118,8 @@ class Ends:
                     heapq.heappush(waiting, (direction * self.order[other], other))
 
     def _put(self, node: Node, groups: list[list[Node]], direction: int) -> str | None:
-        """Put ``node`` into the outermost of ``groups``, or into a new one outside of it, or return a reason."""
+        """Put ``node`` into the outermost of ``groups``, or into a new group outside of it; returns the reason if it
+        cannot."""
         if sum(map(len, groups)) == MOST:
             return f"at most {MOST} operators and regions join a loop at one end"
         outermost = groups[-1 if direction > 0 else 0] if groups else []
@@ -205,6 +206,6 @@ def is_collected(node: Node) -> str | None:
 def put(graph: GraphModule, call: Node, ends: Ends, order: dict[Node, int]) -> None:
     """Put the loop with its ends in the place of the loop, in the graph and in ``order``."""
     joined = join(call, ends.before, ends.after)
-    place = order[call]
+    position = order[call]
     members = [*ends.members, call]
-    order[regions.insert_region(graph, members, joined.module, joined.inputs, joined.results)] = place
+    order[regions.insert_region(graph, members, joined.module, joined.inputs, joined.results)] = position

@@ -95,18 +95,18 @@ def consecutive_rows(group: Sequence[MatrixProduct]) -> Rows | None:
         return None
     rows, width = vals[0].size()
     offsets = [val.storage_offset() - base.meta["val"].storage_offset() for val in vals]
-    places = sorted(set(offsets))
-    gap = places[1] - places[0] if len(places) > 1 else 0
-    if not gap or places != list(range(places[0], places[-1] + 1, gap)):
+    begins = sorted(set(offsets))
+    gap = begins[1] - begins[0] if len(begins) > 1 else 0
+    if not gap or begins != list(range(begins[0], begins[-1] + 1, gap)):
         return None
-    interleaved = rows > 1 and vals[0].stride(0) == len(places) * gap
+    interleaved = rows > 1 and vals[0].stride(0) == len(begins) * gap
     if not interleaved and rows > 1 and gap != rows * vals[0].stride(0):
         return None
     pitch = gap if interleaved or rows == 1 else vals[0].stride(0)
-    start, column = divmod(places[0], pitch)
+    start, column = divmod(begins[0], pitch)
     if base.meta["val"].numel() % pitch or column + width > pitch:
         return None
-    index = tuple((offset - places[0]) // gap for offset in offsets)
+    index = tuple((offset - begins[0]) // gap for offset in offsets)
     return Rows(base, pitch, start, column, index, interleaved)
 
 

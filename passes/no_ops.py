@@ -45,9 +45,9 @@ def no_ops(graph: GraphModule) -> Iterator[Verdict]:
         if (source := unchanged_operand(node, known)) is None:
             continue
         if node in numbered:
-            yield declined(node, "its number is another one in other steps of a loop")
+            yield declined(node, "its number differs in other steps of a loop")
         elif node in sized:
-            yield declined(node, "its number is another one in calls of other sizes, which share kernels with this one")
+            yield declined(node, "its number differs in calls of other sizes, which share kernels with this call")
         elif reason := obstacle(node, source, escaping):
             yield declined(node, reason)
         else:

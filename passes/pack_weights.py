@@ -67,8 +67,8 @@ def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
     """Pack the weights of a frozen model into the layout that its products read."""
     values = given_constants(graph)
     packed: Packed = {}
-    for place in places(graph, {*values, *constant_nodes(graph, values)} if values else set()):
-        for node in list(place.graph.graph.nodes):
+    for target in product_graphs(graph, {*values, *constant_nodes(graph, values)} if values else set()):
+        for node in list(target.graph.graph.nodes):
             if node.target in PRODUCTS:
                 body, inputs, results = regions.build_body((node,))
             elif regions.is_region(node):
@@ -78,28 +78,28 @@ def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
             product = product_of(body)
             right = product and product.args[PRODUCTS[product.target]]  # type: ignore[index]  # FX types arguments loosely
             outer = dict(zip(body.graph.find_nodes(op="placeholder"), inputs, strict=True)).get(right)
-            if product is None or outer not in place.constants:
+            if product is None or outer not in target.constants:
                 continue
             if reason := obstacle(product, right):  # type: ignore[arg-type]  # a node
                 yield declined((node,), reason)
                 continue
-            weight = Weight(place.constants[outer], right, width_of(right))  # type: ignore[arg-type]  # nodes
+            weight = Weight(target.constants[outer], right, width_of(right))  # type: ignore[arg-type]  # nodes
             made = with_packed(body, weight)
             if isinstance(kernel := lower(made), Declined):
                 yield declined((node,), kernel.reason)
                 continue
 
             def build(
-                place: ProductGraph = place, node: Node = node, made: GraphModule = made, inputs: list[Node] = inputs,
+                target: ProductGraph = target, node: Node = node, made: GraphModule = made, inputs: list[Node] = inputs,
                 results: list[Node] = results, weight: Weight = weight, outer: Node | None = outer,
             ) -> None:  # fmt: skip
-                blocks = packed_in(graph, place, weight, values, packed)
-                pack(place.graph, node, made, [blocks if one is outer else one for one in inputs], results)
+                blocks = packed_in(graph, target, weight, values, packed)
+                pack(target.graph, node, made, [blocks if one is outer else one for one in inputs], results)
 
             yield rewrite((node,), build)
 
 
-def places(graph: GraphModule, constant: Collection[Node]) -> Iterator[ProductGraph]:
+def product_graphs(graph: GraphModule, constant: Collection[Node]) -> Iterator[ProductGraph]:
     """``graph``, and the bodies of its loops that run as programs and read constants."""
     if not constant:
         return
@@ -144,7 +144,7 @@ def obstacle(product: Node, right: Node) -> str | None:
     if not has_kernels(right.meta["val"]):
         return f"device {right.meta['val'].device.type} has no kernels yet"
     if width_of(right) is None:
-        return f"its {matrix_shape(right)[1]} columns fill no whole panels"
+        return f"its {matrix_shape(right)[1]} columns do not fill whole panels"
     if list(right.users) != [product]:
         return "something else in the region reads the weight"
     return None
@@ -182,9 +182,9 @@ def blocks_shape(weight: Weight) -> tuple[int, int, int]:
 
 
 def packed_in(
-    graph: GraphModule, place: ProductGraph, weight: Weight, values: dict[Node, Tensor | None], packed: Packed
+    graph: GraphModule, target: ProductGraph, weight: Weight, values: dict[Node, Tensor | None], packed: Packed
 ) -> Node:
-    """The packed weight as a node of ``place``, computed once for all readers."""
+    """The packed weight as a node of ``target``, computed once for all readers."""
     constant, width = weight.constant, weight.width
     if (constant, width, None) not in packed:
         value = evaluate(constant, values, constant.meta["val"].nbytes)
@@ -194,14 +194,14 @@ def packed_in(
         blocks = matrix.reshape(depth, count, width).permute(1, 0, 2).contiguous()
         packed[constant, width, None] = surgery.add_constant(graph, blocks, like=constant)
     found = packed[constant, width, None]
-    if place.loop is not None and (constant, width, place.loop) not in packed:
-        last = place.graph.graph.find_nodes(op="placeholder")[-1]
-        with place.graph.graph.inserting_after(last):
-            inner = add_placeholder(place.graph.graph, found.name)
+    if target.loop is not None and (constant, width, target.loop) not in packed:
+        last = target.graph.graph.find_nodes(op="placeholder")[-1]
+        with target.graph.graph.inserting_after(last):
+            inner = add_placeholder(target.graph.graph, found.name)
         inner.meta.update(val=found.meta["val"], source=found.meta.get("source", ""))
-        place.loop.args = (*place.loop.args, found)
-        packed[constant, width, place.loop] = inner
-    return packed[constant, width, place.loop]
+        target.loop.args = (*target.loop.args, found)
+        packed[constant, width, target.loop] = inner
+    return packed[constant, width, target.loop]
 
 
 def pack(graph: GraphModule, node: Node, body: GraphModule, inputs: list[Node], results: list[Node]) -> None:

@@ -69,5 +69,5 @@ def write_plainly(node: Node) -> None:
 def _number(node: Node) -> object:
     if node.target not in NUMBERS:
         return None
-    place = NUMBERS[node.target]
-    return node.args[place] if len(node.args) > place else node.kwargs["fill_value"]
+    position = NUMBERS[node.target]
+    return node.args[position] if len(node.args) > position else node.kwargs["fill_value"]

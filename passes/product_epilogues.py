@@ -72,8 +72,8 @@ def join(
     order: dict[Node, int],
 ) -> None:
     """Insert the region: at the product's first reader in ``order``, at its last member in the graph."""
-    place = order[members[1]]
-    order[regions.insert_region(graph, members, *made)] = place
+    position = order[members[1]]
+    order[regions.insert_region(graph, members, *made)] = position
 
 
 def waits_for(product: Node, reader: Node) -> bool:
@@ -97,7 +97,7 @@ def obstacle(product: Node, reader: Node) -> str | None:
     if product.target is not aten.convolution.default and has_few_rows(product):
         return f"fewer than {FEWEST_ROWS} rows: packing the weight does not pay"
     if holds_product(reader):
-        return "what follows has a product of its own"
+        return "the reader contains a product already"
     return None
 
 

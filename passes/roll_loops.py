@@ -63,7 +63,7 @@ def roll(
 ) -> Iterator[Verdict]:
     """Roll the loops that meet no ``obstacle``; with ``step_by_step``, also those without a kernel."""
     nodes, tokens = spelled(graph.graph, LEAST_STEPS)
-    place = {node: at for at, node in enumerate(nodes)}
+    position_of = {node: at for at, node in enumerate(nodes)}
     stretches = [(0, len(nodes), len(nodes))]  # start, end, and an upper bound of the period of loops in it
     while stretches:
         start, end, below = stretches.pop()
@@ -72,7 +72,7 @@ def roll(
                 if isinstance(found, Obstacle):
                     yield declined(steps[0], found.reason)
                     # layers that differ may each hold a loop
-                    stretches.append((place[steps[0][0]], place[steps[-1][-1]] + 1, run.period))
+                    stretches.append((position_of[steps[0][0]], position_of[steps[-1][-1]] + 1, run.period))
                 else:
                     for outside, reason in found.peeled:
                         yield declined(outside, reason)
@@ -248,7 +248,7 @@ def insert_loop(
         parts = call_loop(graph, built.loop, operands, values, last)
     else:
         parts = call_split(graph, distributed, operands, last)
-    place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
+    position_of = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     escaping = effects.escaping(graph)
     after = parts[-1]
     collected = dict(zip(built.collected, parts[len(rolled.carries) :], strict=True))
@@ -259,18 +259,18 @@ def insert_loop(
     lasts = {last: parts[n] for (result, k), n in last_states(rolled).items() for last in result.of(rolled.steps[k])}
     for state, part in lasts.items():  # layouts of states may alternate: the last step's may not be the typical step's
         wanted = state.meta["val"].stride()
-        if part.meta["val"].stride() != wanted and outside_reads(state, place):
+        if part.meta["val"].stride() != wanted and outside_reads(state, position_of):
             after = lasts[state] = loop_programs.copied(part, after.next, wanted)
-    _replace_outside(lasts, place, lambda user: user.op == "output" or user in escaping)
+    _replace_outside(lasts, position_of, lambda user: user.op == "output" or user in escaping)
     reads: dict[Node, Node] = {}
     for result, part in collected.items():
         for k, step in enumerate(rolled.steps):
             for value in result.of(step):
-                if outside_reads(value, place):
+                if outside_reads(value, position_of):
                     escapes = value in escaping and value not in lasts
                     after = reads[value] = _read_step(graph, after, part, k, value, escapes)
-    _replace_outside(reads, place)
-    _replace_outside(lasts, place)
+    _replace_outside(reads, position_of)
+    _replace_outside(lasts, position_of)
     for step in reversed(rolled.steps):
         for node in reversed(step):
             regions.erase_with_users(node)
@@ -354,10 +354,10 @@ def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, 
 
 def _replace_outside(
     replaced: Mapping[Node, Node],
-    place: Mapping[Node, tuple[int, int]],
+    position_of: Mapping[Node, tuple[int, int]],
     chosen: Callable[[Node], bool] = lambda user: True,
 ) -> None:
     """Let users outside of the loop read a node's replacement, and views of it in place of the node's views."""
-    users = {user for node in replaced for user in node.users if user not in place and chosen(user)}
+    users = {user for node in replaced for user in node.users if user not in position_of and chosen(user)}
     for user in users:
         user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda node: replaced.get(node, node))

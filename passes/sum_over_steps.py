@@ -87,9 +87,9 @@ class TermGroup:
             return None
         positions = [_position(term) for term in self.terms]
         if len(set(positions)) < len(positions):
-            return "a position is put into zeros twice"
+            return "two terms have the same position"
         if 2 * len(positions) < self.terms[0].meta["val"].shape[_dimension(self.terms[0])]:
-            return "most positions stay zeros"
+            return "most positions are zero"
         return None
 
 

@@ -119,13 +119,13 @@ def no_gain(node: Node) -> str | None:
     stride = each(node, 3)
     divides = all(taps % step == 0 for taps, step in zip(weight.shape[2:], stride, strict=True))
     if divides and not all(ops.is_pointwise(user.target) or user.target is NORM for user in node.users):
-        return "the stride divides the taps: a copy of its own would cost as much as the other layout gains"
+        return "the stride divides the taps, and a reader is not elementwise: copying the result back costs too much"
     return f"fewer than {FEWEST_CHANNELS} output channels" if result.shape[1] < FEWEST_CHANNELS else None
 
 
-def each(node: Node, place: int) -> tuple[int, ...]:
+def each(node: Node, position: int) -> tuple[int, ...]:
     """An argument that has a number for each dimension, or one for all."""
-    given, dimensions = cast(Sequence[int], node.args[place]), node.meta["val"].dim() - 2
+    given, dimensions = cast(Sequence[int], node.args[position]), node.meta["val"].dim() - 2
     return tuple(given) if len(given) == dimensions else (given[0],) * dimensions
 
 

@@ -38,8 +38,8 @@ class GradientTerm:
     def viewed(self, value: Tensor) -> Tensor:
         """The views applied to ``value``, the sum of ``base`` over steps."""
         for view in self.views:
-            look: Any = view.target
-            value = look(value, *view.args[1:], **view.kwargs)
+            operator: Any = view.target
+            value = operator(value, *view.args[1:], **view.kwargs)
         return value
 
 
@@ -105,7 +105,7 @@ def contraction(node: Node) -> Contraction | None:
         case aten.embedding_dense_backward.default if not args[4]:  # gradients are not scaled by the frequency of words
             return Contraction(args[:2], _Embedding(args[2:]))
         case aten.index_put.default | aten._index_put_impl.default:
-            return _placed(node)
+            return _index_put(node)
         case aten.index_add.default if not node.kwargs and _is_zeros(args[0]):
             whole, dim, index, source = args
             rule = _AddedAt(_Zeros.like(whole), dim)
@@ -116,17 +116,17 @@ def contraction(node: Node) -> Contraction | None:
     return None
 
 
-def _placed(node: Node) -> Contraction | None:
+def _index_put(node: Node) -> Contraction | None:
     """The contraction for ``index_put`` with ``accumulate`` into zeros, or None."""
     args: tuple[Any, ...] = node.args
     whole, indices, values, *more = args
     accumulated = more[0] if more else node.kwargs.get("accumulate", False)
     used = [dim for dim, index in enumerate(indices) if index is not None]
-    places = [indices[dim] for dim in used]
-    known = all(isinstance(i, Node) and i.meta["val"].dtype in (torch.int64, torch.int32) for i in places)
-    if not (accumulated and _is_zeros(whole) and known) or len({i.meta["val"].shape for i in places}) != 1:
+    given = [indices[dim] for dim in used]
+    known = all(isinstance(i, Node) and i.meta["val"].dtype in (torch.int64, torch.int32) for i in given)
+    if not (accumulated and _is_zeros(whole) and known) or len({i.meta["val"].shape for i in given}) != 1:
         return None
-    return Contraction((*places, values), _IndexPut(_Zeros.like(whole), tuple(used)))
+    return Contraction((*given, values), _IndexPut(_Zeros.like(whole), tuple(used)))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ScatteredTerms:
     values: Node
 
 
-def places_of(node: Node) -> ScatteredTerms | None:
+def scattered_terms(node: Node) -> ScatteredTerms | None:
     """The values that ``node`` adds to zeros, and their positions; None for other nodes."""
     how = contraction(node)
     if how is None or len(how.operands) != 2 or not isinstance(how.rule, (_IndexPut, _AddedAt)):
@@ -228,14 +228,14 @@ class _IndexPut:
     dims: tuple[int, ...]
 
     def __call__(self, *operands: Tensor) -> Tensor:
-        *indices, values = operands
-        places: list[Tensor | None] = [None] * (self.dims[-1] + 1)
-        for dim, index in zip(self.dims, indices, strict=True):
-            places[dim] = index
+        *given, values = operands
+        indices: list[Tensor | None] = [None] * (self.dims[-1] + 1)
+        for dim, index in zip(self.dims, given, strict=True):
+            indices[dim] = index
         first, last = self.dims[0], self.dims[-1]
         together = len(self.dims) == last + 1 - first
         whole = self.whole.made(values.device)
-        added: Tensor = aten.index_put(whole, places, values.movedim(0, first if together else 0), True)
+        added: Tensor = aten.index_put(whole, indices, values.movedim(0, first if together else 0), True)
         return added
 
 

@@ -39,12 +39,12 @@ def formula(args: Sequence[Any]) -> Callable[..., Any] | None:
 
 def _gradients(*args: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     gradient, image, weight, _, stride, padding, dilation, _, output_padding, _, mask = args
-    places = list(range(2, image.dim()))
-    turned = weight.flip(places).transpose(0, 1).contiguous()
+    spatial = list(range(2, image.dim()))
+    turned = weight.flip(spatial).transpose(0, 1).contiguous()
     around = [taps - 1 - p for taps, p in zip(weight.shape[2:], padding, strict=True)]
     of_image = aten.convolution(gradient, turned, None, stride, around, dilation, False, output_padding, 1)
     of_weight = _of_weight(gradient, image, weight, stride, padding, dilation) if mask[1] else None
-    return of_image, of_weight, gradient.sum([0, *places]) if mask[2] else None
+    return of_image, of_weight, gradient.sum([0, *spatial]) if mask[2] else None
 
 
 def _of_weight(

@@ -137,8 +137,8 @@ class _Replay(ReplayRecorder):
             if spec.kind == "graph" and _lies(spec, joint.forward) != _lies(was, self.recorded.forward):
                 raise NotReversible("a result has other strides when the call runs again")
             outputs[i] = spec
-        places = [index for (kind, _), index in memory.items() if kind == "graph"]
-        if len(set(places)) < len(places):
+        positions = [index for (kind, _), index in memory.items() if kind == "graph"]
+        if len(set(positions)) < len(positions):
             raise NotReversible("results share memory when the call runs again")
         mutations = []
         for mutation, spec in zip(self.signature.mutations, signature.outputs[len(wanted) :], strict=True):
@@ -165,9 +165,9 @@ class _Replay(ReplayRecorder):
         for i, (spec, views) in enumerate(zip(self.signature.outputs, self.recorded.views, strict=True)):
             if spec.kind in ("graph", "input"):
                 value = known[values[spec.index] if spec.kind == "graph" else self.given[spec.index]]
-                told = i < learned and spec.kind == "graph"  # a learned value is read whole, not through views
+                is_learned = i < learned and spec.kind == "graph"  # a learned value is read whole, not through views
                 results.append(
-                    self._as_tensor(self.functional.value(value)) if told else self._leaf(spec, views, value)
+                    self._as_tensor(self.functional.value(value)) if is_learned else self._leaf(spec, views, value)
                 )
         return results + [known[values[mutation.value_index]] for mutation in self.signature.mutations]
 
@@ -289,10 +289,10 @@ class _LoopFunction(torch.autograd.Function):
         else:
             results = recorder.record_split(parts, called)
         gradients: list[Tensor | None] = [None] * len(operands)
-        for i, place in back.states.items():
-            gradients[i] = results[place]
-        for i, place in back.reads.items():
-            gradients[i] = _of_source(results[place], operands[i], made.loop, i)
+        for i, position in back.states.items():
+            gradients[i] = results[position]
+        for i, position in back.reads.items():
+            gradients[i] = _of_source(results[position], operands[i], made.loop, i)
         sums: dict[Hashable, Tensor] = {}
         for i, shares in back.sums.items():
             totals = [share.total(results, sums) for share in shares]

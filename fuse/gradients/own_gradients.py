@@ -36,7 +36,7 @@ class PatternResult:
     """A result of the pattern: its shape, and its position among the module's results, or the operand that it is."""
 
     shape: torch.Size
-    place: int | None
+    position: int | None
     operand: int | None = None
 
 
@@ -65,8 +65,8 @@ class OwnGradient:
         values: list[Tensor] = []
         grads: list[Tensor | None] = []
         for one in self.results:
-            value = operands[one.operand or 0] if one.place is None else results[one.place]
-            tangent = None if one.place is None else tangents[one.place]
+            value = operands[one.operand or 0] if one.position is None else results[one.position]
+            tangent = None if one.position is None else tangents[one.position]
             values.append(_shaped(value, one.shape))
             if not is_differentiable(value):
                 grads.append(None)
@@ -77,9 +77,9 @@ class OwnGradient:
         with running(Environment(self.constants, self.choices)):
             answers = gradients(self.pattern, self._arguments(given), values, grads)
         found: list[Tensor | None] = [None] * len(operands)
-        for place, answer in zip(self.operands, answers, strict=True):
-            if place is not None and answer is not None:
-                found[place[0]] = _turned_back(answer, place[1])
+        for position, answer in zip(self.operands, answers, strict=True):
+            if position is not None and answer is not None:
+                found[position[0]] = _turned_back(answer, position[1])
         return found
 
     def _arguments(self, given: Sequence[Tensor | None]) -> list[Any]:
@@ -148,14 +148,14 @@ def set_apart(graph: GraphModule, found: FoundMatch, moved: dict[Node, Node]) ->
 
 
 def _results(found: FoundMatch, inputs: Sequence[Node], moved: dict[Node, Node]) -> list[PatternResult]:
-    results, place = [], 0
+    results, position = [], 0
     for output, root in zip(found.outputs, found.setting.traced.outputs, strict=True):
         shape = root.meta["val"].shape
         if output.is_input:
             results.append(PatternResult(shape, None, inputs.index(latest(output.node, moved))))
         else:
-            results.append(PatternResult(shape, place))
-            place += 1
+            results.append(PatternResult(shape, position))
+            position += 1
     return results
 
 

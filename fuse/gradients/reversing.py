@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 
 from fuse import ops
 from fuse.gradients.absent import without
-from fuse.gradients.contracting import Contraction, GradientTerm, base_of_all, contraction, places_of, terms_of
+from fuse.gradients.contracting import Contraction, GradientTerm, base_of_all, contraction, scattered_terms, terms_of
 from fuse.gradients.step_gradients import Differentiable
 from fuse.graph.backward_graph import BackwardInput
 from fuse.graph.fakes import fake_like, mode_of
@@ -148,8 +148,8 @@ class _Reversal:
         outputs = outputs_of(self.graph.graph)
         self.gradients: dict[int, Node] = {}
         for position, index in enumerate(step.gradients):
-            if index is not None and (place := kept[index]) is not None:
-                self.gradients[position] = outputs[place]
+            if index is not None and (result := kept[index]) is not None:
+                self.gradients[position] = outputs[result]
         self.body = Graph()
         self.inner: dict[Node, Node] = {}
         self.called: list[Tensor | Zeros | Prepared] = []
@@ -194,7 +194,7 @@ class _Reversal:
         needed -= self._prepared(invariants, needed)
         for node in self.graph.graph.nodes:
             if node.op == "call_function" and node in needed:
-                self.inner[node] = self._added_at_places(node) or self.body.node_copy(node, self.inner.__getitem__)
+                self.inner[node] = self._added_scattered(node) or self.body.node_copy(node, self.inner.__getitem__)
         results = [self._next(i) for i in states]
         results += [self._added(total, one.node) for total, one in zip(totals, sums, strict=True)]
         carries = len(results)
@@ -208,18 +208,18 @@ class _Reversal:
                 found.reads[i] = len(results)
                 results.append(self.inner[node])
                 values.append(of_all_steps(node.meta["val"], spec.trip_count, spec.step_inputs[i - spec.carries].dim))
-        places: dict[Node, int | Tensor] = {}
+        sources: dict[Node, int | Tensor] = {}
         for i, term, how in contracted:
             for node in how.operands:
-                if node in places:
+                if node in sources:
                     continue
                 if (stacked := self.stacked.get(node)) is not None:
-                    places[node] = stacked
+                    sources[node] = stacked
                     continue
-                places[node] = len(results)
+                sources[node] = len(results)
                 results.append(self.inner[node])
                 values.append(of_all_steps(node.meta["val"], spec.trip_count))
-            found.sums.setdefault(i, []).append(GradientPart(tuple(places[n] for n in how.operands), term, how.rule))
+            found.sums.setdefault(i, []).append(GradientPart(tuple(sources[n] for n in how.operands), term, how.rule))
         body = finished(self.body, results)
         found.loop = Loop(
             body, LoopSpec(spec.trip_count, carries, inputs, len(results) - carries, spec.source, backwards=True)
@@ -287,21 +287,21 @@ class _Reversal:
     def _added(self, total: Node, node: Node) -> Node:
         return self._insert(aten.add.Tensor, total, self.inner[node], like=node)
 
-    def _added_at_places(self, node: Node) -> Node | None:
+    def _added_scattered(self, node: Node) -> Node | None:
         """A scattered sum as, for each position, a sum over the values with that index; None for other nodes.
 
         No kernel adds at computed positions, because two threads could write to one of them.
         """
-        places = places_of(node)
-        if places is None:
+        scattered = scattered_terms(node)
+        if scattered is None:
             return None
-        size, rank = node.meta["val"].shape[places.dim], node.meta["val"].dim()
-        count = places.index.meta["val"].numel()
+        size, rank = node.meta["val"].shape[scattered.dim], node.meta["val"].dim()
+        count = scattered.index.meta["val"].numel()
         if count * node.meta["val"].numel() > MOST_COMPARED:
             return None
-        index, values = self.inner[places.index], self.inner[places.values]
+        index, values = self.inner[scattered.index], self.inner[scattered.values]
         device = values.meta["val"].device
-        behind = [1] * (rank - places.dim - 1)
+        behind = [1] * (rank - scattered.dim - 1)
         every = self._insert(aten.arange.default, size, device=device, like=node)
         here = self._insert(
             aten.eq.Tensor,
@@ -309,10 +309,10 @@ class _Reversal:
             self._insert(aten.view.default, index, [count, *behind], like=node),
             like=node,
         )
-        wide = self._insert(aten.unsqueeze.default, values, places.dim, like=node)
+        wide = self._insert(aten.unsqueeze.default, values, scattered.dim, like=node)
         zero = self._insert(aten.zeros.default, [], dtype=values.meta["val"].dtype, device=device, like=node)
         chosen = self._insert(aten.where.self, here, wide, zero, like=node)
-        return self._insert(aten.sum.dim_IntList, chosen, [places.dim + 1], like=node)
+        return self._insert(aten.sum.dim_IntList, chosen, [scattered.dim + 1], like=node)
 
     def _insert(self, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         node = self.body.call_function(target, args, kwargs)

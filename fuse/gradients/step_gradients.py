@@ -76,7 +76,7 @@ def differentiable(
         NotReversible: a step cannot be differentiated; the message is the reason.
     """
     if loop.spec.backwards:
-        raise NotReversible("the loop keeps its results backwards")
+        raise NotReversible("the loop stores its results in reverse")
     mode = mode_of(operands[0])
     recorder = _BodyRecorder(loop, mode, returned)
     step = recorder.joint(tuple(_of_body(loop, mode, _training_states(loop, requires_grad))), {})
@@ -96,11 +96,11 @@ def differentiable(
             node = given[what.index]
         else:
             continue
-        places = (i for i in range(loop.spec.carries, len(kept)) if kept[i] is node and i not in returned)
-        place = next(places, len(kept))
-        if place == len(kept):
+        positions = (i for i in range(loop.spec.carries, len(kept)) if kept[i] is node and i not in returned)
+        position = next(positions, len(kept))
+        if position == len(kept):
             kept.append(node)
-        saved[what] = place
+        saved[what] = position
     body = _with_outputs(step.forward.graph, kept)
     made = Loop(body, replace(loop.spec, collected=len(kept) - loop.spec.carries))
     values = (*results, *(of_all_steps(node.meta["val"], loop.spec.trip_count) for node in kept[own:]))

@@ -76,7 +76,7 @@ def split_backward(
         backward.note(node, needed, run_again)
     for gradient in gradients:
         if gradient not in needed:
-            backward.place(root_of(gradient))
+            backward.require(root_of(gradient))
     for position, tangent in tangents.items():
         backward.placeholder(tangent, BackwardInput("tangent", position))
     for node in (*run_again, *needed):
@@ -124,9 +124,9 @@ class _BackwardGraph:
         """Make placeholders for the forward values that ``node`` reads."""
         for operand in node.all_input_nodes:
             if operand not in needed and (root := root_of(operand)) not in again:
-                self.place(root)
+                self.require(root)
 
-    def place(self, root: Node) -> None:
+    def require(self, root: Node) -> None:
         if root in self.made:
             return
         if root in self.inputs:

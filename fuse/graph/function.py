@@ -25,7 +25,7 @@ class Function(nn.Module):
 
 
 class FunctionWithBuffers(nn.Module):
-    """A module that calls ``function`` with tensors; those at the positions ``places`` are buffers of the module.
+    """A module that calls ``function`` with tensors; those at the positions ``positions`` are buffers of the module.
 
     >>> import torch
     >>> model = FunctionWithBuffers(torch.sub, [torch.ones(1), torch.ones(1) * 3], places=[1])
@@ -33,14 +33,14 @@ class FunctionWithBuffers(nn.Module):
     (tensor([2.]), ['argument_1'])
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: Sequence[Tensor], places: Collection[int]) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Tensor], positions: Collection[int]) -> None:
         super().__init__()
         self.function = function
-        self.held = [place in places for place in range(len(arguments))]
-        for place in places:
-            self.register_buffer(f"argument_{place}", arguments[place])
+        self.held = [position in positions for position in range(len(arguments))]
+        for position in positions:
+            self.register_buffer(f"argument_{position}", arguments[position])
 
     def forward(self, *given: Any) -> Any:
         rest = iter(given)
-        own = (getattr(self, f"argument_{place}") if held else next(rest) for place, held in enumerate(self.held))
+        own = (getattr(self, f"argument_{position}") if held else next(rest) for position, held in enumerate(self.held))
         return self.function(*own)

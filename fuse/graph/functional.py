@@ -439,8 +439,8 @@ class Functionalizer:
         accepted = {a.name: a for a in functional._schema.arguments}
         values = dict(kwargs)
         for argument in op._schema.arguments[len(args) :]:
-            twin = accepted.get(argument.name)
-            if twin is not None and argument.has_default_value() and not twin.has_default_value():
+            parameter = accepted.get(argument.name)
+            if parameter is not None and argument.has_default_value() and not parameter.has_default_value():
                 values.setdefault(argument.name, argument.default_value)  # as in ``bernoulli_`` and ``bernoulli.p``
         return self.nodes(args), {name: self.nodes(value) for name, value in values.items() if name in accepted}
 

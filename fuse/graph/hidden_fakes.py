@@ -59,8 +59,8 @@ def fakes_hidden() -> Iterator[None]:
     thread = threading.get_ident()
     with _LOCK:
         _capturing[thread] = _capturing.get(thread, 0) + 1
-        for place in _PLACES:
-            place.__class__ = _PatchedModule
+        for module in _PLACES:
+            module.__class__ = _PatchedModule
     try:
         yield
     finally:
@@ -69,5 +69,5 @@ def fakes_hidden() -> Iterator[None]:
             if not _capturing[thread]:
                 del _capturing[thread]
             if not _capturing:
-                for place in _PLACES:
-                    place.__class__ = ModuleType
+                for module in _PLACES:
+                    module.__class__ = ModuleType

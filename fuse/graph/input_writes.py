@@ -129,9 +129,9 @@ def _is(value: Node, target: Node, read: int | None) -> bool:
         return True
     if read is None or _memory(value) is not target:
         return False
-    return _place(value.meta["val"]) == _place(target.meta["val"])
+    return _layout_key(value.meta["val"]) == _layout_key(target.meta["val"])
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
+def _layout_key(tensor: Tensor) -> tuple[object, ...]:
     layout = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
     return *layout, tensor.is_conj(), tensor.is_neg()

@@ -77,11 +77,11 @@ def replace_inputs(
     """
     positional, named = list(args), dict(kwargs)
     for request in requests:
-        place = _argument_key(request.name, forward, len(positional), named)
-        if isinstance(place, str):
-            named[place] = _example(request, named.get(place))
-        elif place < len(positional):
-            positional[place] = _example(request, positional[place])
+        key = _argument_key(request.name, forward, len(positional), named)
+        if isinstance(key, str):
+            named[key] = _example(request, named.get(key))
+        elif key < len(positional):
+            positional[key] = _example(request, positional[key])
         else:
             positional.append(_example(request, None))
     return tuple(positional), named
@@ -131,7 +131,7 @@ def _example(request: InputRequest, replaced: object) -> torch.Tensor:
 
 
 def _integer_range(replaced: object) -> tuple[int, int]:
-    """Smallest and largest value of an integer tensor; 0 and 1 where there are no values to look at."""
+    """Smallest and largest value of an integer tensor; 0 and 1 if it has no values."""
     if not isinstance(replaced, torch.Tensor) or isinstance(replaced, FakeTensor) or replaced.numel() == 0:
         return 0, 1
     if replaced.is_floating_point() or replaced.is_complex() or replaced.dtype is torch.bool:

@@ -205,7 +205,7 @@ def _chosen_name(file: ModelFile, namespace: Mapping[str, Any]) -> str:
 
 
 def _candidates(namespace: Mapping[str, Any]) -> list[str]:
-    """Names of what the file itself defines and could be a model."""
+    """Names that the file itself defines and that could be a model."""
     module = namespace["__name__"]
     return [
         name

@@ -185,8 +185,8 @@ def _stacked(parts: list[Tensor], stride: tuple[int, ...]) -> Tensor:
     The steps are first stacked at the position that their stride has among the strides of a part, so that dense parts
     need no copy.
     """
-    place = sum(one > stride[0] for one in stride[1:])
-    return _laid_out(torch.stack(parts, place).movedim(place, 0), stride)
+    position = sum(one > stride[0] for one in stride[1:])
+    return _laid_out(torch.stack(parts, position).movedim(position, 0), stride)
 
 
 def _laid_out(value: Tensor, stride: tuple[int, ...]) -> Tensor:

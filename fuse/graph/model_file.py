@@ -130,8 +130,8 @@ def _lives_in(module: ModuleType, folder: Path) -> bool:
     spec = module.__spec__
     if spec is None:
         return False
-    places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
-    return any(Path(place).parent == folder for place in places)
+    paths = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    return any(Path(path).parent == folder for path in paths)
 
 
 @contextmanager

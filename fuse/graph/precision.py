@@ -117,9 +117,9 @@ def in_precision(model: nn.Module, precision: Precision, watch: Watch | None = N
         return in_precision(copy.deepcopy(inner, memo), precision)
 
     members = {"__call__": call, "__deepcopy__": copied, "__module__": kind.__module__}
-    twin: nn.Module = object.__new__(type(kind.__name__, (kind,), members))
-    object.__setattr__(twin, "__dict__", model.__dict__)
-    return twin
+    narrowed: nn.Module = object.__new__(type(kind.__name__, (kind,), members))
+    object.__setattr__(narrowed, "__dict__", model.__dict__)
+    return narrowed
 
 
 class Watch:

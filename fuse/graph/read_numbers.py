@@ -285,10 +285,10 @@ def _with_tensors(
     tensors = [a for a in given.values() if isinstance(a, Tensor) and not (name in _TAKE and a.dtype is torch.bool)]
     if len(tensors) != 1:
         return unchanged
-    for place, value in given.items():
+    for argument, value in given.items():
         if type(value) is Number:
-            given[place] = _as_tensor(value, tensors[0], name in _TAKE)
-            if given[place] is None:
+            given[argument] = _as_tensor(value, tensors[0], name in _TAKE)
+            if given[argument] is None:
                 return unchanged
     return tuple(given[i] for i in range(len(args))), {key: given[key] for key in kwargs}
 

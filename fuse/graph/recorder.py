@@ -180,7 +180,7 @@ class Recorder(TorchDispatchMode):
         seen = id(leaf) in self.adopted
         fake = self._adopt(leaf)
         if not seen:
-            self._place(fake, InputSpec("argument", name, index))
+            self._add_input(fake, InputSpec("argument", name, index))
         return fake
 
     def _adopt(self, tensor: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class Recorder(TorchDispatchMode):
             self.data[id(fake)] = tensor
         return self.adopted[id(tensor)][1]
 
-    def _place(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
+    def _add_input(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
         """A new placeholder for ``fake``, behind the existing placeholders."""
         name = identifier(spec.name)
         self.functional.settle()
@@ -240,9 +240,9 @@ class Recorder(TorchDispatchMode):
                 real = next((r for r, f in self.adopted.values() if f is tensor), None)
                 if real is None:
                     raise CaptureError(f"a tensor at {user_line()} was made outside of the call and cannot be followed")
-                self._place(tensor, InputSpec("constant", name, value=real, may_change=True))
+                self._add_input(tensor, InputSpec("constant", name, value=real, may_change=True))
             else:
-                self._place(tensor, InputSpec(kind, name))
+                self._add_input(tensor, InputSpec(kind, name))
         return tensor
 
     @contextlib.contextmanager
@@ -444,7 +444,7 @@ class Recorder(TorchDispatchMode):
         name = f"constant_{len(self.inputs)}"
         with unset_fake_temporarily():  # the real numbers, not a fake tensor
             value = tensor.detach().clone()
-        self.fixed.add(self._place(fake, InputSpec("constant", name, value=value), writes_back=False))
+        self.fixed.add(self._add_input(fake, InputSpec("constant", name, value=value), writes_back=False))
         return fake
 
     def _number(self, number: complex) -> Tensor:

@@ -108,8 +108,8 @@ def _only_mask(indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:
 
 def _here(whole: Tensor, dim: int, index: Tensor) -> Tensor:
     size = whole.shape[dim]
-    places = torch.arange(size, device=whole.device)
-    return places.view([size if d == dim % whole.dim() else 1 for d in range(whole.dim())]) == index
+    positions = torch.arange(size, device=whole.device)
+    return positions.view([size if d == dim % whole.dim() else 1 for d in range(whole.dim())]) == index
 
 
 _MEAN = 1

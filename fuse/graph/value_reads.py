@@ -340,22 +340,22 @@ class Reader:
             together = guard in ("truth", "number") and len(facts) > 1
             if together:
                 tensors.append(self.tensor(self.emit(aten.stack.default, [fact.node for fact in facts])))
-            for place, fact in enumerate(facts):
+            for index, fact in enumerate(facts):
                 if not together:
                     tensors.append(self.tensor(fact.node))
-                where = place if together else None
+                where = index if together else None
                 key = self._keys.of(fact.node)
                 learned.append(Learned(fact.source, guard, len(tensors) - 1, where, fact.expected, key))
-        places: dict[Node, int] = {}
+        positions: dict[Node, int] = {}
         for number in filter(is_number, leaves):
-            if (node := node_of(number)) not in places:
-                places[node] = len(tensors)
+            if (node := node_of(number)) not in positions:
+                positions[node] = len(tensors)
                 tensors.append(self.tensor(node))
         guards = {fact.source: fact.guard for fact in self.facts.values()}
         lines = {**dict.fromkeys(self._read, "none"), **guards}
         counts = Counter(self._read)
         read = tuple(ReadLine(source, guard, max(counts[source], 1)) for source, guard in lines.items())  # type: ignore[arg-type]  # a guard, or none
-        return tuple(tensors), Learning(len(tensors), tuple(learned), read), places
+        return tuple(tensors), Learning(len(tensors), tuple(learned), read), positions
 
     # ---- how ---------------------------------------------------------------------------------------------------------
 

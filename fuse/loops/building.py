@@ -231,15 +231,15 @@ def _read_outside(rolled: Rolled) -> list[StepResult]:
 
     If all readers read the same views of a result, the views are collected.
     """
-    place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
+    position_of = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     states = last_states(rolled)
     chains: dict[StepResult, dict[tuple[Link, ...], list[Node]]] = {}
-    for node, (k, j) in place.items():
+    for node, (k, j) in position_of.items():
         for part, value in parts(node):
             result = StepResult(j, part)
             if (result, k) in states:
                 continue
-            for read in outside_reads(value, place):
+            for read in outside_reads(value, position_of):
                 chains.setdefault(result, {}).setdefault(read.links[len(read_of(value).links) :], []).append(read.node)
     wanted = [_collected(result, found) for result, found in chains.items()]
     return sorted(wanted, key=lambda r: (r.position, r.part or 0))
@@ -261,14 +261,14 @@ def _may_be_collected(view: Node) -> bool:
     return held.is_contiguous() or all(user.target in COLLECTORS for user in view.users)
 
 
-def outside_reads(node: Node, place: Mapping[Node, object]) -> list[Read]:
+def outside_reads(node: Node, position_of: Mapping[Node, object]) -> list[Read]:
     """The views of ``node``, itself included, that operators outside of the loop or the graph's output read."""
     found = []
     stack = [node]
     while stack:
         view = stack.pop()
         views = [user for user in view.users if is_link(user)]
-        if any(user not in place and not is_link(user) for user in view.users):
+        if any(user not in position_of and not is_link(user) for user in view.users):
             found.append(read_of(view))
         stack += views
     return found

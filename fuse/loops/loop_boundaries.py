@@ -11,7 +11,7 @@ within a loop, in another way between two.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -56,14 +56,15 @@ def segments(steps: Sequence[list[Node]], least: int) -> list[list[list[Node]]]:
 
     Steps between two stretches belong to the later one. Empty if there are fewer than two stretches.
     """
-    place: Mapping[Node, StepPosition] = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
+    at: dict[Node, StepPosition] = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
     follows: list[list[Hashable]] = [[] for _ in steps[1:]]
     for j in range(len(steps[0])):
         operands = [[leaf for leaf in leaves(step[j]) if isinstance(leaf, Node)] for step in steps]
         for position in range(len(operands[0])):
             reads = [read_of(nodes[position]) for nodes in operands]
-            for list_of_step, way in zip(follows, transitions(reads, [place.get(r.root) for r in reads]), strict=True):
-                list_of_step.append(way)
+            keys = transitions(reads, [at.get(read.root) for read in reads])
+            for list_of_step, key in zip(follows, keys, strict=True):
+                list_of_step.append(key)
     ways = [tuple(parts) for parts in follows]
     ends: list[int] = []  # of stretches, each the step after its last
     first = 1

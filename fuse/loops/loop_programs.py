@@ -66,8 +66,8 @@ def cuts(rolled: Rolled) -> Iterator[Rolled]:
     if len(rolled.steps) <= LEAST_STEPS:
         return
     calls = [j for j, node in enumerate(rolled.typical) if not _has_kernel(node)]
-    places = dict.fromkeys(place for j in calls for place in (j, j + 1))
-    for cut in [place for place in places if 0 < place < len(rolled.typical)][:MOST_CUTS]:
+    starts = dict.fromkeys(start for j in calls for start in (j, j + 1))
+    for cut in [start for start in starts if 0 < start < len(rolled.typical)][:MOST_CUTS]:
         pairs = zip(rolled.steps, rolled.steps[1:], strict=False)
         found = prove([[*one[cut:], *following[:cut]] for one, following in pairs])
         if isinstance(found, Rolled):

@@ -136,25 +136,25 @@ def replace_leaves(node: Node, function: Callable[[Leaf], object]) -> tuple[Any,
 
 def number_positions(node: Node) -> tuple[int, ...]:
     """The positions of arguments of ``node`` that are numbers but may be tensors of one element."""
-    places = _places_of_tensors(node.target)
-    if not places or not isinstance(node.meta["val"], torch.Tensor):
+    positions = _places_of_tensors(node.target)
+    if not positions or not isinstance(node.meta["val"], torch.Tensor):
         return ()
     args = node.args
-    return tuple([i for i in places if i < len(args) and type(args[i]) in (int, float)])
+    return tuple([i for i in positions if i < len(args) and type(args[i]) in (int, float)])
 
 
 def _places_of_tensors(target: object) -> tuple[int, ...]:
     """The positions at which an operator takes a number or a tensor of one element."""
-    known = _places.get(id(target))
+    known = _positions.get(id(target))
     if known is None:
         form = ops.tensor_form(target) if isinstance(target, OpOverload) else None
         arguments = form._schema.arguments if form is not None else ()
-        places = tuple(i for i, described in enumerate(arguments) if str(described.type) == "Tensor")
-        known = _places[id(target)] = target, places
+        positions = tuple(i for i, described in enumerate(arguments) if str(described.type) == "Tensor")
+        known = _positions[id(target)] = target, positions
     return known[1]
 
 
-_places: dict[int, tuple[object, tuple[int, ...]]] = {}
+_positions: dict[int, tuple[object, tuple[int, ...]]] = {}
 """Results of :func:`_places_of_tensors` by operator id, as in :func:`fuse.ops.info`."""
 
 

@@ -132,7 +132,7 @@ def bytes_carried(steps: Sequence[Sequence[Node]]) -> list[int]:
     """The bytes live across a step boundary, for each position at which steps may begin."""
     period = len(steps[0])
     sample = [node for step in steps[-LEAST_STEPS:] for node in step]
-    place = {node: at for at, node in enumerate(sample)}
+    position_of = {node: at for at, node in enumerate(sample)}
     last = dict.fromkeys(sample[:period], 0)
     for at, node in enumerate(sample):
         for operand in node.all_input_nodes:
@@ -140,7 +140,7 @@ def bytes_carried(steps: Sequence[Sequence[Node]]) -> list[int]:
                 last[root] = at
     change = [0] * (2 * period + 1)  # of the live bytes, from one cut to the next
     for node, end in last.items():
-        begin = place[node]
+        begin = position_of[node]
         if end > begin:
             bytes_ = sum(t.numel() * t.itemsize for _, part in parts(node) for t in tensors_of(part))
             change[begin + 1] += bytes_
@@ -169,12 +169,12 @@ def _grouped(steps: list[list[Node]], size: int) -> tuple[list[list[Node]], list
 
 def prove(steps: list[list[Node]]) -> Rolled | Obstacle:
     """The loop whose unrolled form is ``steps``, or why there is none."""
-    place = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
+    position_of = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
     rolled = Rolled(steps)
     obstacles: list[Obstacle] = []
     for j in range(len(steps[0])):
         nodes = [step[j] for step in steps]
-        found = _operands(nodes, place)
+        found = _operands(nodes, position_of)
         if isinstance(found, Obstacle):
             obstacles.append(found)
         elif not obstacles:
@@ -184,7 +184,7 @@ def prove(steps: list[list[Node]]) -> Rolled | Obstacle:
         return Obstacle(obstacles[0].reason, odd, math.lcm(*(o.group for o in obstacles)))
     if not rolled.carries:
         return Obstacle("no value is carried from one step to the next")
-    if late := _computed_by_steps(rolled.reads, place, steps[0][0]):
+    if late := _computed_by_steps(rolled.reads, position_of, steps[0][0]):
         return Obstacle(f"{late.name} is computed by the steps and needed before them")
     return rolled
 
@@ -219,7 +219,7 @@ def _note_slot(rolled: Rolled, found: BodyOperand, typical: Leaf) -> None:
 
 
 def _operands(
-    nodes: Sequence[Node], place: dict[Node, tuple[int, int]], depth: int = DEEPEST_AMBIENT
+    nodes: Sequence[Node], position_of: dict[Node, tuple[int, int]], depth: int = DEEPEST_AMBIENT
 ) -> dict[int, BodyOperand] | Obstacle:
     """The operands of corresponding nodes of all steps, by position of the leaf, without constant numbers."""
     operands = [leaves(node) for node in nodes]
@@ -228,7 +228,7 @@ def _operands(
     for position, leaf in enumerate(operands[0]):
         if not isinstance(leaf, Node):
             continue
-        found = _classify([read_of(o[position]) for o in operands], place, depth)  # type: ignore[arg-type]
+        found = _classify([read_of(o[position]) for o in operands], position_of, depth)  # type: ignore[arg-type]
         if isinstance(found, Obstacle):
             where = f"operand {position} of {nodes[0].name} ({nodes[0].meta.get('source', '')})"
             obstacles.append(Obstacle(f"{where} {found.reason}", found.odd, found.group))
@@ -245,9 +245,9 @@ def _operands(
     return Obstacle(obstacles[0].reason, odd, math.lcm(*(o.group for o in obstacles)))
 
 
-def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]], depth: int) -> BodyOperand | Obstacle:
+def _classify(reads: Sequence[Read], position_of: dict[Node, tuple[int, int]], depth: int) -> BodyOperand | Obstacle:
     """The kind of one operand over all steps."""
-    at = [place.get(read.root) for read in reads]
+    at = [position_of.get(read.root) for read in reads]
     middle = _typical_step(len(reads))
     found: BodyOperand | tuple[Moved, tuple[Link, ...]] | Obstacle
     if here := at[middle]:
@@ -258,7 +258,7 @@ def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]], depth: 
         if inside and not isinstance(found, Obstacle):
             found = Obstacle("is a value of the loop in some steps and an outside one in others", inside)
         elif isinstance(found, Obstacle) and not inside:
-            found = _known(reads) or _computed(reads, middle, place, depth) or found
+            found = _known(reads) or _computed(reads, middle, position_of, depth) or found
     if isinstance(found, Obstacle):
         return Obstacle(found.reason, found.odd, math.lcm(found.group, _group(reads, at)))
     return MovingInput(*found) if isinstance(found, tuple) else found
@@ -271,7 +271,7 @@ def _known(reads: Sequence[Read]) -> TableRead | None:
 
 
 def _computed(
-    reads: Sequence[Read], middle: int, place: dict[Node, tuple[int, int]], depth: int
+    reads: Sequence[Read], middle: int, position_of: dict[Node, tuple[int, int]], depth: int
 ) -> Computed | Obstacle | None:
     """An outside value that each step could recompute by equal operators on operands of a step; None for any other."""
     typical = reads[middle]
@@ -281,7 +281,7 @@ def _computed(
     odd = frozenset(k for k, read in enumerate(reads) if (token(read.root), read.links) != kind)
     if odd:
         return Obstacle("is computed in another way in some steps", odd)
-    slots = _operands([read.root for read in reads], place, depth - 1)
+    slots = _operands([read.root for read in reads], position_of, depth - 1)
     if isinstance(slots, Obstacle):
         return slots
     if any(isinstance(slot, (StateRead, Within)) for slot in slots.values()):
@@ -325,13 +325,13 @@ def _group(reads: Sequence[Read], at: Sequence[tuple[int, int] | None]) -> int:
     return smallest_period(ways[len(ways) // LEAST_STEPS : len(ways) - MOST_PEELED]) or 1
 
 
-def _computed_by_steps(nodes: Iterable[Node], place: dict[Node, tuple[int, int]], first: Node) -> Node | None:
+def _computed_by_steps(nodes: Iterable[Node], position_of: dict[Node, tuple[int, int]], first: Node) -> Node | None:
     """A node of the loop that one of ``nodes`` depends on; all nodes of the loop come at or after ``first``."""
     seen: set[Node] = set()
     worklist = list(nodes)
     while worklist:
         node = worklist.pop()
-        if node in place:
+        if node in position_of:
             return node
         if node not in seen and first < node:
             seen.add(node)

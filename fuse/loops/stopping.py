@@ -42,10 +42,10 @@ def stop_of(graph: GraphModule, rolled: Rolled, collected: Sequence[StepResult])
         return None
     outputs = outputs_of(graph.graph)
     for truths in truths_read(signature.learning.learned):
-        told = outputs[signature.outputs[truths.leaf].index]
-        if told.target not in COLLECTORS:
+        collector = outputs[signature.outputs[truths.leaf].index]
+        if collector.target not in COLLECTORS:
             continue
-        pieces = pieces_of(told)
+        pieces = pieces_of(collector)
         for number, result in enumerate(collected):
             values = [node for step in rolled.steps for node in result.of(step)]
             if len(values) != len(rolled.steps) or values[0] not in pieces:

@@ -167,7 +167,7 @@ def drawing(outcome: Outcome) -> list[DrawingRow]:
     """The pattern as a tree, its results first, each operator beside the graph's node that it matches."""
     notes = {one.wanted: one.reason for one in reversed(outcome.differences) if one.wanted is not None}
     if not notes and outcome.node is not None:
-        places = outcome.drawing.places if outcome.drawing else {}
+        places = outcome.drawing.nodes if outcome.drawing else {}
         notes = {wanted: outcome.reason for wanted, found in places.items() if found is outcome.node}
     rows: list[DrawingRow] = []
     seen: set[Node] = set()
@@ -181,7 +181,7 @@ def _tree(
 ) -> Iterator[DrawingRow]:
     assert outcome.drawing is not None
     is_input = node.op == "placeholder"
-    found = outcome.drawing.inputs.get(node.meta["input"]) if is_input else outcome.drawing.places.get(node)
+    found = outcome.drawing.inputs.get(node.meta["input"]) if is_input else outcome.drawing.nodes.get(node)
     if found is None and node in notes:
         found = next((one.node for one in outcome.differences if one.wanted is node), None)
     again = node in seen and node.op == "call_function"

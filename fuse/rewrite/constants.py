@@ -67,8 +67,8 @@ def value_of_origin(origin: GraphModule) -> Tensor | None:
 def _origin(graph: GraphModule, node: Node) -> GraphModule | None:
     """The graph without inputs that computes a constant from numbers alone; None if it depends on other constants."""
     origins = {
-        place: spec.origin
-        for place, spec in zip(graph.graph.find_nodes(op="placeholder"), graph.meta["signature"].inputs, strict=True)
+        given: spec.origin
+        for given, spec in zip(graph.graph.find_nodes(op="placeholder"), graph.meta["signature"].inputs, strict=True)
     }
     made, copies = Graph(), dict[Node, Node]()
     for one in sorted(cone([node])):

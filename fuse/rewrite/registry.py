@@ -179,7 +179,7 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
     """
     infos = list(passes)
     by_name = {info.name: info for info in infos}
-    place = {info.name: (STAGES.index(info.stage), index) for index, info in enumerate(infos)}
+    rank = {info.name: (STAGES.index(info.stage), index) for index, info in enumerate(infos)}
     sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(by_name, ()))
     for info in infos:
         for other in (*info.after, *info.before):
@@ -187,7 +187,7 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
                 hint = _installed.suggestion(other)
                 raise FuseError(f"pass {info.name!r} of {info.origin} names {other!r}, which is no pass{hint}")
         for first, second in (*((one, info.name) for one in info.after), *((info.name, one) for one in info.before)):
-            if place[first][0] > place[second][0]:
+            if rank[first][0] > rank[second][0]:
                 stages = f"{first!r} is of stage {by_name[first].stage!r}, {second!r} of {by_name[second].stage!r}"
                 raise FuseError(f"pass {info.name!r} of {info.origin} contradicts the stages: {stages}; change stage=")
             sorter.add(second, first)
@@ -202,7 +202,7 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
     ready: list[tuple[tuple[int, int], str]] = []
     while sorter.is_active():
         for name in sorter.get_ready():
-            heapq.heappush(ready, (place[name], name))
+            heapq.heappush(ready, (rank[name], name))
         _, first = heapq.heappop(ready)
         result.append(by_name[first])
         sorter.done(first)

@@ -1,8 +1,7 @@
-"""The patterns that come with fuse, a theme a file; importing this package registers them.
+"""The patterns that come with fuse, one theme a file; importing this package registers them.
 
-Those that are better than what the generic passes make by themselves are on; the others are known by name, to
-``fuse explain`` and to ``--patterns NAME``. docs/patterns/README.md has the table of all, with launches with and
-without each.
+Patterns that are better than the generic passes are enabled; ``fuse explain`` and ``--patterns NAME`` know the others,
+too. docs/patterns/README.md lists all, with the launches with and without each.
 """
 
 from fuse.passes.patterns import activations as activations

@@ -1,4 +1,4 @@
-"""Activations that models write out, and the operators of PyTorch that they are."""
+"""Activations that models write out, replaced by PyTorch's operators."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention in the spellings of published models.
 
-The pass ``fuse_attention`` makes one kernel of two products and what lies between them, so none of these is needed; a
-``replace`` by PyTorch's own attention stands where the two agree for finite values.
+None of these is needed, because the pass ``fuse_attention`` makes one kernel of two products and the operators between
+them. A ``replace`` by PyTorch's own attention is given if the two agree for finite values.
 """
 
 from __future__ import annotations

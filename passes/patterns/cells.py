@@ -1,4 +1,4 @@
-"""One step of recurrent cells, behind the products: what becomes part of a loop's kernel, or one kernel alone."""
+"""One step of recurrent cells, behind its products: a part of a loop's kernel, or a kernel of its own."""
 
 from __future__ import annotations
 

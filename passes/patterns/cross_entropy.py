@@ -1,4 +1,4 @@
-"""Cross entropy from logits without the log-probabilities of the other classes."""
+"""Cross entropy from logits, without storing the log-probabilities of all classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions with what follows them, and the movements of image models."""
+"""Convolutions with the operators that follow, and movement of elements in image models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nearest-neighbour upsampling as movement of elements, which the kernels around it do on the way."""
+"""Nearest-neighbour upsampling as movement of elements, which the neighbouring kernels include."""
 
 from __future__ import annotations
 

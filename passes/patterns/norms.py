@@ -1,4 +1,4 @@
-"""Norms: those that models write out, and those with what stands beside them."""
+"""Norms that models write out, and norms with the operators beside them."""
 
 from __future__ import annotations
 

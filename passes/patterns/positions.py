@@ -1,4 +1,4 @@
-"""Where a token stands: rotary embeddings in their three spellings, and sums of embeddings."""
+"""Positions of tokens: rotary embeddings in their three spellings, and sums of embeddings."""
 
 from __future__ import annotations
 

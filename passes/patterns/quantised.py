@@ -1,4 +1,4 @@
-"""Numbers of eight bits around a product, and low ranks beside it."""
+"""Eight-bit numbers around a product, and low-rank products beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look-up that is added to every sequence of a batch, looked up there and then."""
+"""A look-up whose rows are added to every sequence of a batch, repeated for each sequence in the kernel of the sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step along a sequence that no cell makes: chains, state-space models and decays."""
+"""Steps along a sequence that are no recurrent cell: chains, state-space models and decays."""
 
 from __future__ import annotations
 

@@ -131,10 +131,13 @@ def test_what_reads_the_images_follows(function: Callable[[Tensor], Tensor]) -> 
 
 
 STAY = [
-    (nn.Sequential(block(), nn.Conv2d(16, 16, 3, groups=16)), "a convolution in groups reads its image place by place"),
+    (
+        nn.Sequential(block(), nn.Conv2d(16, 16, 3, groups=16)),
+        "a convolution in groups reads its image position by position",
+    ),
     (block(2), "too few channels to fill vectors of 16"),
-    (Then(lambda y: F.group_norm(y, 4)), "what else reads the images would lose more than the convolutions gain"),
-    (Then(lambda y: y.as_strided((2, 3), (1, 2)) * 2), "is read where it lies"),
+    (Then(lambda y: F.group_norm(y, 4)), "other readers of the images would lose more time than the convolutions gain"),
+    (Then(lambda y: y.as_strided((2, 3), (1, 2)) * 2), "is read by its position in memory"),
     (Then(lambda y: F.dropout(y, 0.5, training=True)), "depends on the order of elements in memory"),
     (Then(lambda y: y + torch.rand_like(y)), "depends on the order of elements in memory"),
 ]

@@ -149,7 +149,7 @@ def of_a_transposed_tensor(x):
 DECLINED = {
     most_missing: "most positions are not written",
     overlapping: "writes overlap in part",
-    with_steps: "a write has steps, or no width",
+    with_steps: "a write has gaps, or no elements",
 }
 
 

@@ -148,7 +148,7 @@ class Steps(nn.Module):
 def test_a_number_that_changes_by_step_stays(rewritten):
     result = rewritten(Steps(), torch.randn(3), passes=PASSES)
     assert result.fired == {}
-    assert result.reasons == {"its number is another one in other steps of a loop": 2}
+    assert result.reasons == {"its number differs in other steps of a loop": 2}
 
 
 def test_the_same_number_in_all_steps_goes(rewritten):

@@ -186,7 +186,7 @@ def test_near_misses_stay(model: nn.Module, args: tuple[Tensor, ...]) -> None:
 
 
 def test_reasons() -> None:
-    assert reasons(nn.Linear(16, 20), torch.randn(8, 16)) == ["its 20 columns fill no whole panels"]
+    assert reasons(nn.Linear(16, 20), torch.randn(8, 16)) == ["its 20 columns do not fill whole panels"]
     assert reasons(Read(), torch.randn(32, 32)) == ["something else in the region reads the weight"]
 
 

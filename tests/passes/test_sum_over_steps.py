@@ -104,7 +104,7 @@ def twice(g: Tensor, h: Tensor, k: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("term", "steps", "reason"),
-    [(wide, 4, "most positions stay zeros"), (twice, 5, "a position is put into zeros twice")],
+    [(wide, 4, "most positions are zero"), (twice, 5, "two terms have the same position")],
 )
 def test_parts_that_are_no_stack_are_declined(
     term: Callable[..., Tensor], steps: int, reason: str, rewritten: Callable[..., object]

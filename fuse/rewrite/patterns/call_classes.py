@@ -45,15 +45,15 @@ def class_of(arguments: Sequence[Any], choices: Mapping[str, int], constants: Ma
     'float32[n, n], float16[1, n], [float32[n, n] transposed]; bias=1, eps=0.1'
     """
     taken = ", ".join(f"{name}={value!r}" for name, value in [*choices.items(), *constants.items()])
-    told = ", ".join(map(_told, arguments))
-    return f"{told}; {taken}" if taken else told
+    tensors = ", ".join(map(_text_of, arguments))
+    return f"{tensors}; {taken}" if taken else tensors
 
 
-def _told(argument: Any) -> str:
+def _text_of(argument: Any) -> str:
     if argument is None:
         return "none"
     if isinstance(argument, (list, tuple)):
-        return f"[{', '.join(map(_told, argument))}]"
+        return f"[{', '.join(map(_text_of, argument))}]"
     sizes = ", ".join(str(int(size)) if int(size) in (0, 1) else "n" for size in argument.shape)
     layout = layout_of(argument)
     return f"{str(argument.dtype).removeprefix('torch.')}[{sizes}]" + ("" if layout == "contiguous" else f" {layout}")

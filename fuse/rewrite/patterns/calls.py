@@ -91,30 +91,30 @@ class Calls:
     def alike(self, nodes: Sequence[Node]) -> Hashable:
         """A key that is equal for sequences of nodes with equal calls, layouts and connections."""
         names: dict[Node, int] = {}
-        told, within = [], set(nodes)
+        keys, within = [], set(nodes)
         for node in nodes:
             shape, operands = self.of(node)
             given = [(names.setdefault(one, len(names)), self.layout(one)) for one in operands]
             alone = all(user in within for user in node.users)
-            told.append((shape, tuple(given), names.setdefault(node, len(names)), self.layout(node), alone))
-        return tuple(told)
+            keys.append((shape, tuple(given), names.setdefault(node, len(names)), self.layout(node), alone))
+        return tuple(keys)
 
     def of(self, node: Node) -> NodeCall:
         """The call of a node; the node must be an operator (:func:`fuse.rewrite.patterns.index.is_operator`)."""
         call = self._known.get(node)
         if call is None:
-            places: dict[Node, int] = {}
+            numbers: dict[Node, int] = {}
             args = [
-                ("operand", places.setdefault(one, len(places)))
+                ("operand", numbers.setdefault(one, len(numbers)))
                 if isinstance(one, Node)
                 else one  # only integers are bare in a key
                 if type(one) is int
-                else _said(one, places)
+                else _said(one, numbers)
                 for one in node.args
             ]
             kwargs = node.kwargs
-            said = (id(node.target), *args, _said(kwargs, places) if kwargs else None)  # hashing a target takes longer
-            operands = tuple(places)
+            said = (id(node.target), *args, _said(kwargs, numbers) if kwargs else None)  # hashing a target takes longer
+            operands = tuple(numbers)
             key = (said, id(self.type_of(node)), *map(self._mark, operands))
             shape = self._shapes.get(key)
             if shape is None:
@@ -131,8 +131,8 @@ class Calls:
 
     def _shape(self, node: Node, operands: Sequence[Node]) -> CallShape:
         leaves = {
-            one: self.terms.leaf((place, tensor_type), tensor_type)
-            for place, one in enumerate(operands)
+            one: self.terms.leaf((number, tensor_type), tensor_type)
+            for number, one in enumerate(operands)
             for tensor_type in [self.type_of(one)]
         }
         terms = [term_of_node(self.terms, node, leaves.__getitem__)]
@@ -198,12 +198,12 @@ class Table:
         return known
 
 
-def _said(argument: Any, places: dict[Node, int]) -> Hashable:
+def _said(argument: Any, numbers: dict[Node, int]) -> Hashable:
     """A key of an argument; a node is its number among the distinct operands."""
     if isinstance(argument, Node):
-        return ("operand", places.setdefault(argument, len(places)))
+        return ("operand", numbers.setdefault(argument, len(numbers)))
     if isinstance(argument, (tuple, list)):
-        return ("sequence", *[_said(item, places) for item in argument])
+        return ("sequence", *[_said(item, numbers) for item in argument])
     if isinstance(argument, dict):
-        return ("mapping", *[(name, _said(item, places)) for name, item in argument.items()])
+        return ("mapping", *[(name, _said(item, numbers)) for name, item in argument.items()])
     return constant_key(argument)

@@ -77,7 +77,7 @@ class Surroundings:
         self.graph = graph
         self.results = set(effects.results(graph))
         self.escaping = effects.escaping(graph)
-        self.place = {node: place for place, node in enumerate(graph.graph.nodes)}
+        self.position = {node: position for position, node in enumerate(graph.graph.nodes)}
         self._fixed: dict[Node, bool] = {}
         self._known: dict[Hashable, Any] = {}
         signature: Signature | None = graph.meta.get("signature")
@@ -99,7 +99,7 @@ class Surroundings:
         signature: Signature | None = self.graph.meta.get("signature")
         written = {mutation.value_index for mutation in signature.mutations} if signature else set()
         own = outputs_of(self.graph.graph)[: self.graph.meta.get("saved_from")]
-        return {output for place, output in enumerate(own) if place not in written}
+        return {output for position, output in enumerate(own) if position not in written}
 
     def why_output(self, node: Node) -> str:
         """Why ``node`` is an output of the graph."""
@@ -292,7 +292,7 @@ def _alias(found: FoundMatch, around: Surroundings) -> Misfit | None:
 def _not_convex(found: FoundMatch, around: Surroundings) -> Misfit | None:
     """A path from a result, around the pattern, and back into it. A view of an input counts as the input."""
     inside = set(found.inside)
-    last = max(around.place[node] for node in inside)
+    last = max(around.position[node] for node in inside)
     starts = [node for node in found.inside if regions.owner(node) in inside]
     stack = [user for node in starts for user in node.users if user not in inside]
     seen: set[Node] = set()
@@ -300,7 +300,7 @@ def _not_convex(found: FoundMatch, around: Surroundings) -> Misfit | None:
         node = stack.pop()
         if node in inside:
             return Misfit("not convex", "a path leads out of the pattern and back into it", node)
-        if node in seen or around.place.get(node, 0) > last:
+        if node in seen or around.position.get(node, 0) > last:
             continue
         seen.add(node)
         if len(seen) > MAX_WALK:

@@ -152,7 +152,7 @@ def pattern_of(
         name=name,
         origin=source.__module__,
         summary=(inspect.getdoc(source) or "").partition("\n")[0],
-        source=_place(function),
+        source=_source_line(function),
         priority=priority,
         enabled=enabled,
         finite=finite,
@@ -194,7 +194,7 @@ def _names(function: Callable[..., Any]) -> Sequence[str]:
     return list(inspect.signature(function).parameters)
 
 
-def _place(function: Callable[..., Any]) -> str:
+def _source_line(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return ""

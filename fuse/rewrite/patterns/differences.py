@@ -40,8 +40,8 @@ def differences(wanted: Term, found: Term) -> Iterator[Difference]:
         yield other_operator(wanted, found)
         return
     if wanted.name == NUMBER:
-        told = (str(found), str(wanted)) if str(found) != str(wanted) else (repr(found.value), repr(wanted.value))
-        reason = f"the number is {told[0]}, the pattern wants {told[1]}"
+        shown = (str(found), str(wanted)) if str(found) != str(wanted) else (repr(found.value), repr(wanted.value))
+        reason = f"the number is {shown[0]}, the pattern wants {shown[1]}"
         yield _difference(wanted, found, reason, f"write {found}, or fuse.const(...) for any number")
         return
     if wanted.name == LEAF:
@@ -78,19 +78,19 @@ def other_operator(wanted: Term, found: Term) -> Difference:
 
 def _other_names(wanted: Term, found: Term) -> tuple[str, str]:
     """Reason and change if the graph has the operator of ``found`` and the pattern that of ``wanted``."""
-    place = _place(found)
-    op = None if place is None else place.target
-    if place is not None and isinstance(op, OpOverload) and wanted.name in may_make(op):
+    node = _node_of(found)
+    op = None if node is None else node.target
+    if node is not None and isinstance(op, OpOverload) and wanted.name in may_make(op):
         plain = ops.is_pointwise(op) and found.name != "mul"  # a sum, which may have a factor and has none
-        return (None if plain else other_factors(place, found)) or other_names(*_names(wanted, found))
+        return (None if plain else other_factors(node, found)) or other_names(*_names(wanted, found))
     return other_names(*_names(wanted, found))
 
 
-def other_factors(place: Node, found: Term) -> tuple[str, str] | None:
-    """Reason and change if ``found``, a part of the term of ``place``, is a product with a number other than -1."""
+def other_factors(node: Node, found: Term) -> tuple[str, str] | None:
+    """Reason and change if ``found``, a part of the term of ``node``, is a product with a number other than -1."""
     if found.name == "mul" and any(operand.name == NUMBER and operand.value == -1 for operand in found.operands):
         return None
-    name = called(place)
+    name = called(node)
     return f"`{name}` has factors that the pattern does not have", f"write `{name}` itself, with its factors"
 
 
@@ -101,7 +101,7 @@ def other_names(wanted: str, found: str) -> tuple[str, str]:
 
 def _names(wanted: Term, found: Term) -> tuple[str, str]:
     """The names of two terms: those of the operators that they were made for, unless these are equal."""
-    operators = _place(wanted), _place(found)
+    operators = _node_of(wanted), _node_of(found)
     if operators[0] is not None and operators[1] is not None:
         names = called(operators[0]), called(operators[1])
         if names[0] != names[1]:
@@ -110,7 +110,7 @@ def _names(wanted: Term, found: Term) -> tuple[str, str]:
 
 
 def _difference(wanted: Term, found: Term, reason: str, change: str = "") -> Difference:
-    return Difference(reason, change, _place(wanted), _place(found))
+    return Difference(reason, change, _node_of(wanted), _node_of(found))
 
 
 def called(node: Node) -> str:
@@ -146,7 +146,7 @@ def common(wanted: Sequence[Term], found: Sequence[Term]) -> set[Term]:
     return set(below(*wanted)) & set(below(*found))
 
 
-def _place(term: Term) -> Node | None:
+def _node_of(term: Term) -> Node | None:
     return term.origin if isinstance(term.origin, Node) else None
 
 

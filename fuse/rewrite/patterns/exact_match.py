@@ -61,11 +61,11 @@ class FoundResult:
 class Drawing:
     """The pattern as it was run, and the graph's nodes for those of its operators that were found.
 
-    ``roots``: the pattern's results. ``places``: pattern node -> graph node.
+    ``roots``: the pattern's results. ``nodes``: pattern node -> graph node.
     """
 
     roots: tuple[Node, ...]
-    places: Mapping[Node, Node]
+    nodes: Mapping[Node, Node]
     inputs: Mapping[InputKey, Node]
 
 
@@ -89,8 +89,8 @@ class FoundMatch:
     @property
     def drawing(self) -> Drawing:
         """The pattern with the graph's nodes."""
-        places = {term.origin: step.node for term, step in self.placement.steps.items()}
-        return Drawing(self.form.results, places, {key: given.node for key, given in self.inputs.items()})
+        nodes = {term.origin: step.node for term, step in self.placement.steps.items()}
+        return Drawing(self.form.results, nodes, {key: given.node for key, given in self.inputs.items()})
 
 
 def _does_something(node: Node) -> bool:
@@ -144,13 +144,13 @@ def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Bound
             if (marks := tuple(chosen.values())) not in seen:
                 seen.add(marks)
                 yield chosen
-    places = itertools.product(*(range(len(given)) for given in plain.values()))
+    positions = itertools.product(*(range(len(given)) for given in plain.values()))
     by_likelihood = sorted(
-        itertools.islice(places, MAX_BINDINGS**2),
-        key=lambda chosen: sum(abs(place - want) for place, want in zip(chosen, likely.values(), strict=True)),
+        itertools.islice(positions, MAX_BINDINGS**2),
+        key=lambda chosen: sum(abs(i - want) for i, want in zip(chosen, likely.values(), strict=True)),
     )
-    for places_of in by_likelihood[:MAX_BINDINGS]:
-        chosen = {key: given[place] for (key, given), place in zip(plain.items(), places_of, strict=True)}
+    for chosen_positions in by_likelihood[:MAX_BINDINGS]:
+        chosen = {key: given[i] for (key, given), i in zip(plain.items(), chosen_positions, strict=True)}
         if tuple(chosen.values()) not in seen:
             yield chosen
 

@@ -107,9 +107,9 @@ class Form:
     def keys(self) -> tuple[InputKey, ...]:
         """The keys of all inputs, in the order of the parameters."""
         return tuple(
-            (one.name, place)
+            (one.name, position)
             for one in self.pattern.parameters
-            for place in range(self.lists if isinstance(one.spec, ManySpec) else 1)
+            for position in range(self.lists if isinstance(one.spec, ManySpec) else 1)
         )
 
     @cached_property
@@ -458,6 +458,6 @@ def fingerprint(roots: Sequence[Term], bare: bool = False) -> str:
             numbers[term] = len(numbers)
     for term in numbers:
         operands = [numbers[stripped(operand) if bare else operand] for operand in term.operands]
-        told = term.constants if term.name == LEAF or not bare else ()
-        lines.append(f"{term.name} {operands} {told} {'' if bare else term.type}")
+        constants = term.constants if term.name == LEAF or not bare else ()
+        lines.append(f"{term.name} {operands} {constants} {'' if bare else term.type}")
     return "\n".join(lines)

@@ -176,10 +176,10 @@ def _arguments(parameters: Sequence[PatternParameter], count: int) -> Iterator[t
 
 def _neighbours(parameters: Sequence[PatternParameter], arguments: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """``arguments`` with one tensor of another kind; first of a kind that is broadcast."""
-    for place, (parameter, tensor) in enumerate(zip(parameters, arguments, strict=True)):
+    for position, (parameter, tensor) in enumerate(zip(parameters, arguments, strict=True)):
         if isinstance(tensor, Tensor):
             for kind in ((tensor.dtype, (1,) * tensor.dim()), *_options(parameter)):
-                yield [*arguments[:place], _empty(kind), *arguments[place + 1 :]]
+                yield [*arguments[:position], _empty(kind), *arguments[position + 1 :]]
 
 
 def _by_surprise(options: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
@@ -187,12 +187,12 @@ def _by_surprise(options: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
     for surprises in range(MAX_SURPRISES + 1):
         for base in range(_UNIFORM):
             usual = [option[min(base, len(option) - 1)] for option in options]
-            for places in itertools.combinations(range(len(options)), surprises):
-                others = [[kind for kind in options[p] if kind != usual[p]] for p in places]
+            for positions in itertools.combinations(range(len(options)), surprises):
+                others = [[kind for kind in options[p] if kind != usual[p]] for p in positions]
                 for kinds in itertools.product(*others):
                     found = list(usual)
-                    for place, kind in zip(places, kinds, strict=True):
-                        found[place] = kind
+                    for position, kind in zip(positions, kinds, strict=True):
+                        found[position] = kind
                     yield found
 
 

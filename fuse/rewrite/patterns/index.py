@@ -81,7 +81,7 @@ class GraphIndex:
     def __init__(self, graph: GraphModule) -> None:
         self.graph = graph
         self.calls = Calls(self.constants)
-        self.place: dict[Node, int] = {}
+        self.position: dict[Node, int] = {}
         self._own: dict[Node, NodeCall | None] = {}
         self._steps: dict[Node, tuple[Step, ...]] = {}
         self._held: dict[Node, Source] = {}
@@ -94,8 +94,8 @@ class GraphIndex:
         self._operands: dict[Term, tuple[tuple[int, Term], ...]] = {}
         self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may have
         made: dict[int, Collection[str]] = {}  # by id of the target: hashing a target takes longer
-        for place, node in enumerate(graph.graph.nodes):
-            self.place[node] = place
+        for position, node in enumerate(graph.graph.nodes):
+            self.position[node] = position
             if node.op == "call_function":
                 target = node.target
                 names = made.get(id(target))
@@ -126,7 +126,7 @@ class GraphIndex:
         if known is None:
             found = [steps for read, steps in self._by_read(operand_filter.name).items() if fits(operand_filter, read)]
             several = len(found) > 1
-            known = sorted(chain(*found), key=lambda step: self.place[step.node]) if several else [*chain(*found)]
+            known = sorted(chain(*found), key=lambda step: self.position[step.node]) if several else [*chain(*found)]
             self._like[operand_filter] = known
         return known
 
@@ -151,8 +151,8 @@ class GraphIndex:
         assert given is not None  # because it has this step
         return tuple(
             [
-                self._names_of(given.operands[place]) if place >= 0 else _names(self.source(operand, node))
-                for place, operand in operands
+                self._names_of(given.operands[position]) if position >= 0 else _names(self.source(operand, node))
+                for position, operand in operands
             ]
         )
 
@@ -183,7 +183,7 @@ class GraphIndex:
 
     def list_lengths(self) -> set[int]:
         """The lengths of all tensor lists among operators' arguments."""
-        operators = (node for node in self.place if node.op == "call_function")
+        operators = (node for node in self.position if node.op == "call_function")
         arguments = (argument for node in operators for argument in node.args if isinstance(argument, (list, tuple)))
         return {len(argument) for argument in arguments if argument and isinstance(argument[0], Node)}
 
@@ -191,8 +191,8 @@ class GraphIndex:
         """The call of ``node``; None if it is not an operator."""
         call = self._own.get(node)
         if call is None and node not in self._own:
-            told = node in self.place and is_operator(node)
-            call = self._own[node] = self.calls.of(node) if told else None
+            is_call = node in self.position and is_operator(node)
+            call = self._own[node] = self.calls.of(node) if is_call else None
         return call
 
     def steps_of(self, node: Node) -> tuple[Step, ...]:
@@ -289,10 +289,10 @@ class GraphIndex:
             own = self.own(user)
             if own is None:
                 continue
-            place = own.operands.index(node)
-            for term in own.shape.reading[place]:
+            position = own.operands.index(node)
+            for term in own.shape.reading[position]:
                 yield Step(user, term)
-            if own.shape.viewed == place:
+            if own.shape.viewed == position:
                 yield from self._readers(user)
             if self.negation(user) is node:
                 yield from self._readers_of_negative(user)

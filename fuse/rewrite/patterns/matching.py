@@ -32,7 +32,7 @@ from fuse.rewrite.patterns.partial_match import partial_match_at
 from fuse.rewrite.patterns.search import Search, anchor, nearest_anchor
 from fuse.rewrite.patterns.terms import Term
 
-_PROGRESS = {kind: place for place, kind in enumerate(get_args(VerdictKind))}
+_PROGRESS = {kind: position for position, kind in enumerate(get_args(VerdictKind))}
 
 MAX_PLACEMENTS = 8
 MAX_LISTS = 16
@@ -161,7 +161,7 @@ class _Matcher:
                 before = best.get(one.step.node)
                 if before is None or outcome.progress > before.progress:
                     best[one.step.node] = outcome
-        return sorted(best.values(), key=lambda one: self.around.place[one.candidate])
+        return sorted(best.values(), key=lambda one: self.around.position[one.candidate])
 
     def _candidates(self, near: bool) -> Iterator[tuple[Form, Term, Step]]:
         for form in all_forms(self.pattern, self.index):
@@ -260,8 +260,8 @@ def _without_circles(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Drop matches that need each other's results; only matches with several results can."""
     found = list(outcomes)
     while True:
-        matches = {place: one.found for place, one in enumerate(found) if one.kind == "matched" and one.found}
-        several = {place: one for place, one in matches.items() if len(one.outputs) > 1}
+        matches = {position: one.found for position, one in enumerate(found) if one.kind == "matched" and one.found}
+        several = {position: one for position, one in matches.items() if len(one.outputs) > 1}
         circles = _circles(several)
         if not circles:
             return found
@@ -276,7 +276,7 @@ def _circles(matches: Mapping[int, FoundMatch]) -> list[list[int]]:
     between = dict.fromkeys(_where_interleaved([one.members for one in matches.values()]))
     if not between:
         return []
-    group = {node: place for place, one in matches.items() for node in one.members if node in between}
+    group = {node: position for position, one in matches.items() for node in one.members if node in between}
     users: dict[Node | int, set[Node | int]] = {}
     for node in between:
         target = group.get(node, node)

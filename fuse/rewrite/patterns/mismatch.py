@@ -81,5 +81,5 @@ def _drawn(
 ) -> Drawing:
     """The pattern's nodes whose terms the graph has, too, with the graph's nodes."""
     have = set(below(*found))
-    places = {node: term.origin for node, term in known.items() if term in have and isinstance(term.origin, Node)}
-    return Drawing(traced.outputs, places, {key: given.node for key, given in inputs.items()})
+    nodes = {node: term.origin for node, term in known.items() if term in have and isinstance(term.origin, Node)}
+    return Drawing(traced.outputs, nodes, {key: given.node for key, given in inputs.items()})

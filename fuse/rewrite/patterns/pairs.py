@@ -109,8 +109,8 @@ def _spec(parameter: inspect.Parameter) -> Any:
 def _constants(given: Sequence[inspect.Parameter], examples: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     """The parameters that are no tensors, each with an example."""
     found = {}
-    for place, one in enumerate(given):
-        value = examples[0][place] if examples else one.default
+    for position, one in enumerate(given):
+        value = examples[0][position] if examples else one.default
         known = value is not inspect.Parameter.empty and not isinstance(value, (TensorSpec, ManySpec))
         if known and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
             found[one.name] = value

@@ -49,8 +49,8 @@ def _finders() -> str:
     """Sizes and times of the files of fuse that compute results: another version may compute others."""
     home = Path(__file__).parent.parent.parent
     entries = [entry for folder in _FOLDERS for entry in os.scandir(home / folder) if entry.name.endswith(".py")]
-    told = [(entry.path, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries]
-    return repr(sorted(told))
+    texts = [(entry.path, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries]
+    return repr(sorted(texts))
 
 
 @cache
@@ -65,8 +65,8 @@ def source_of(pattern: Pattern) -> str:
     """
     parts = [pattern.function, pattern.check, pattern.replace, pattern.backward, pattern.examples]
     seen: set[int] = set()
-    told = [line for part in parts for line in (_of_function(part, seen) if part is not None else ["none"])]
-    return "\n".join([*told, repr((pattern.parameters, pattern.finite))])
+    texts = [line for part in parts for line in (_of_function(part, seen) if part is not None else ["none"])]
+    return "\n".join([*texts, repr((pattern.parameters, pattern.finite))])
 
 
 def _of_function(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:

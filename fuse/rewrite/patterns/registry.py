@@ -158,8 +158,8 @@ def gradient_objection(found: FoundMatch) -> str | None:
 def _unless_right(method: str, found: FoundMatch, trial: Trial) -> str | None:
     if trial.outcome == "right":
         return None
-    told = class_of(found.setting.arguments, found.form.choices, found.constants)
-    return f"{method} is not used for {told}; {trial}"
+    call_class = class_of(found.setting.arguments, found.form.choices, found.constants)
+    return f"{method} is not used for {call_class}; {trial}"
 
 
 def _is_ours(pattern: Pattern) -> bool:
@@ -179,7 +179,7 @@ def load(path: Path, name: str | None = None) -> Pattern:
         return next(iter(found.values()))
     if name not in found:
         known = ", ".join(found) or "none"
-        wanted = f"has no pattern {name!r}" if name else "has not exactly one pattern; say which: FILE:Name"
+        wanted = f"has no pattern {name!r}" if name else "does not have exactly one pattern; choose one with FILE:Name"
         raise FuseError(f"{path} {wanted} (it has {known})")
     return found[name]
 

@@ -85,8 +85,8 @@ class Search:
     def _place_operands(self, pairs: Pairs, first: int, owner: Node) -> Iterator[None]:
         """Place the operands of a step of ``owner``, from the pair number ``first`` on."""
         before = []
-        for place in range(first, len(pairs)):
-            wanted, found = pairs[place]
+        for number in range(first, len(pairs)):
+            wanted, found = pairs[number]
             source = self.index.source(found, owner)
             if wanted.name in KNOWN:
                 if not source.number and (wanted.name == NUMBER or source.steps):
@@ -100,7 +100,7 @@ class Search:
             else:
                 for step in source.steps:
                     for _ in self._place(wanted, step) if alike(wanted, step.term) else ():
-                        yield from self._place_operands(pairs, place + 1, owner)
+                        yield from self._place_operands(pairs, number + 1, owner)
                 break
         else:
             yield

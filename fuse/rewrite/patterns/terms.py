@@ -127,8 +127,8 @@ class Terms:
         ``known_as``: constants by which terms are compared instead of ``constants``.
         """
         operands, constants = tuple(operands), tuple(constants)
-        told = constants if known_as is None else known_as
-        key = (name, tuple([term.serial for term in operands]), repr(told) if told else "", tensor_type)
+        compared = constants if known_as is None else known_as
+        key = (name, tuple([term.serial for term in operands]), repr(compared) if compared else "", tensor_type)
         known = self._known.get(key)
         if known is None:
             serial = len(self._known)

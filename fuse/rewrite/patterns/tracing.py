@@ -71,9 +71,9 @@ def trace(
     except CaptureError as error:
         raise CaptureError(str(error).replace("forward failed", "it fails")) from error
     keys = [
-        (name, place)
+        (name, position)
         for name, argument in zip(inspect.signature(function).parameters, arguments, strict=True)
-        for place in range(len(argument) if isinstance(argument, list) else 1)
+        for position in range(len(argument) if isinstance(argument, list) else 1)
     ]
     inputs: list[Node | None] = [None] * len(pytree.tree_leaves(list(arguments)))
     given: dict[Node, Tensor | None] = {}

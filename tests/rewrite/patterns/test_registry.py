@@ -88,7 +88,7 @@ def test_a_file_is_run_and_leaves_nothing_registered(file):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (None, r"mine.py has not exactly one pattern; say which: FILE:Name \(it has swish, Other\)"),
+        (None, r"mine.py does not have exactly one pattern; choose one with FILE:Name \(it has swish, Other\)"),
         ("swosh", r"mine.py has no pattern 'swosh' \(it has swish, Other\)"),
     ],
 )
