@@ -25,10 +25,10 @@ class Function(nn.Module):
 
 
 class FunctionWithBuffers(nn.Module):
-    """A module that calls ``function`` with tensors; those at the positions ``positions`` are buffers of the module.
+    """A module that calls ``function`` with tensors; those at ``positions`` are buffers of the module.
 
     >>> import torch
-    >>> model = FunctionWithBuffers(torch.sub, [torch.ones(1), torch.ones(1) * 3], places=[1])
+    >>> model = FunctionWithBuffers(torch.sub, [torch.ones(1), torch.ones(1) * 3], positions=[1])
     >>> model(torch.ones(1) * 5), list(model.state_dict())
     (tensor([2.]), ['argument_1'])
     """
