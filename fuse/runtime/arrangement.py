@@ -1,13 +1,13 @@
-"""Where the buffers of a program lie: with the caller, or in a workspace in which memory is used again.
+"""Memory planning of a program: live ranges of its buffers, and their offsets in a workspace.
 
-steps that touch a buffer: 3, 4, 7   ->   alive from 3 to 7   ->   a place that nothing else has from 3 to 7
+steps that read or write a buffer: 3, 4, 7   ->   live from 3 to 7   ->   memory that no other buffer has from 3 to 7
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from fuse.runtime.plan import Arena, Lifetime, arrange
+from fuse.runtime.plan import Arena, LiveRange, assign_offsets
 from fuse.runtime.steps import CallStep, KernelStep, Place, PythonStep, Ref, Schedule, Step
 
 
@@ -44,7 +44,7 @@ def buffers_in(argument: Any, plan: Schedule) -> set[int]:
 
 
 def called_upon(plan: Schedule) -> list[int]:
-    """The buffers that a Python call needs as tensors."""
+    """The buffers that Python calls take as whole tensors, in order of first use."""
     found: dict[int, None] = {}
     for step in plan.steps:
         if isinstance(step, PythonStep):
@@ -55,8 +55,10 @@ def called_upon(plan: Schedule) -> list[int]:
 
 
 def handed_out(plan: Schedule) -> set[int]:
-    """The buffers that custom operators are given: their code may keep them for good, so that no memory of theirs is
-    used again. Loops hold no custom operators."""
+    """The buffers that custom operators get. Their memory is not reused, because the operator's code may keep them.
+
+    Loops contain no custom operators.
+    """
     found: set[int] = set()
     for step in plan.steps:
         if isinstance(step, CallStep) and not of_aten(step.function):
@@ -65,40 +67,42 @@ def handed_out(plan: Schedule) -> set[int]:
 
 
 def of_aten(function: Any) -> bool:
-    """Whether a Python call calls operators of ATen alone."""
+    """Whether a function is an ATen operator, or a module of them."""
     return getattr(function, "namespace", "aten") == "aten"
 
 
-def arranged(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int, int], Arena]:
-    """Place in the workspace every made buffer that nobody else receives: its number among them, and the
-    layout."""
-    homes: dict[int, int] = {}
+def planned_memory(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int, int], Arena]:
+    """Offsets in the workspace for all buffers of origin ``made`` that are not ``returned``.
+
+    Returns the index of each buffer's live range, and the arena. The first ``scratch`` bytes stay free.
+    """
+    range_of: dict[int, int] = {}
     spans: list[tuple[int, int, list[int]]] = []
     for number, step in enumerate(plan.steps):
         for buffer in sorted(touched(step, plan)):
             if plan.buffers[buffer].origin != "made" or buffer in returned:
                 continue
-            if buffer not in homes:
-                homes[buffer] = len(spans)
+            if buffer not in range_of:
+                range_of[buffer] = len(spans)
                 spans.append((number, number, []))
-            first, _, heirs = spans[homes[buffer]]
-            spans[homes[buffer]] = first, number, heirs
+            first, _, heirs = spans[range_of[buffer]]
+            spans[range_of[buffer]] = first, number, heirs
         if isinstance(step, KernelStep):
             reads = [place.buffer for place in step.reads]
             for i, o in step.shareable:
                 source, target = step.reads[i], step.writes[o]
                 whole = source.offset == target.offset == 0 and reads.count(source.buffer) == 1
-                if whole and source.buffer in homes and target.buffer in homes:
-                    spans[homes[target.buffer]][2].append(homes[source.buffer])
-    sizes = {home: plan.buffers[buffer].size for buffer, home in homes.items()}
-    lifetimes = [Lifetime(sizes[i], first, last, tuple(heirs)) for i, (first, last, heirs) in enumerate(spans)]
-    return homes, arrange(lifetimes, scratch)
+                if whole and source.buffer in range_of and target.buffer in range_of:
+                    spans[range_of[target.buffer]][2].append(range_of[source.buffer])
+    sizes = {home: plan.buffers[buffer].size for buffer, home in range_of.items()}
+    live_ranges = [LiveRange(sizes[i], first, last, tuple(heirs)) for i, (first, last, heirs) in enumerate(spans)]
+    return range_of, assign_offsets(live_ranges, scratch)
 
 
 def address(
-    place: Place, bases: dict[int, int], homes: dict[int, int], arena: Arena, workspace: int
+    place: Place, bases: dict[int, int], range_of: dict[int, int], arena: Arena, workspace: int
 ) -> tuple[int, int]:
-    """A place as the runner resolves it: number of a base, bytes from there."""
+    """A place as the native runner addresses it: index of a base pointer, and bytes from there."""
     if place.buffer in bases:
         return bases[place.buffer], place.offset
-    return workspace, arena.offsets[homes[place.buffer]] + place.offset
+    return workspace, arena.offsets[range_of[place.buffer]] + place.offset

@@ -1,4 +1,4 @@
-"""Pieces of an assembled tensor that need not be copied there.
+"""Pieces of an assembled tensor (a concatenation) that regions write in place, without a copy.
 
 %a = getitem(%region, 0)                              region writes the first rows of c
 %b = getitem(%other, 0)                         ->    other writes the last rows of c
@@ -21,17 +21,17 @@ assert ops.info(ASSEMBLE), "importing fuse.ops defines the operator"
 
 
 def placed_pieces(graph: GraphModule) -> dict[Node, tuple[Node, int]]:
-    """Region results that can be written straight into the assembled tensor they are a piece of."""
+    """By piece: the assembled tensor that a region can write it into, and its offset there in elements."""
     found = {}
     for node in graph.graph.nodes:
         if node.target is ASSEMBLE:
             for piece, offset in piece_offsets(node):
-                if _is_lone_result(piece) and piece.meta["val"].dtype == node.meta["val"].dtype:
+                if _is_only_result(piece) and piece.meta["val"].dtype == node.meta["val"].dtype:
                     found[piece] = node, offset
     return found
 
 
-def _is_lone_result(piece: Node) -> bool:
+def _is_only_result(piece: Node) -> bool:
     if piece.target is not operator.getitem or len(piece.users) > 1:
         return False
     region, index = piece.args
@@ -45,7 +45,7 @@ def _is_lone_result(piece: Node) -> bool:
 
 
 def piece_offsets(assemble: Node) -> list[tuple[Node, int]]:
-    """Every piece and where it begins in the assembled tensor, in elements."""
+    """All pieces of an assembled tensor with their offsets, in elements."""
     pieces: Any = assemble.args[0]
     dim: Any = assemble.args[1]
     stride = assemble.meta["val"].stride()[dim]

@@ -1,12 +1,12 @@
-"""``torch.compile(model, backend="fuse")``: the same engine through Dynamo's door, for inference and training.
+"""The backend of ``torch.compile(model, backend="fuse")``, for inference and training.
 
     Dynamo graph -> capture (with gradients where a call needs them) -> passes -> programs
 
-Dynamo guards the model and gives parameters as arguments; what it traced is run as any other model is, so that writes,
-views, graph breaks and gradients are those of ``fuse.compile``. Gradients come from the same recorder, not from
-AOTAutograd, which takes ten times as long on the loops that Dynamo unrolls. A size that Dynamo leaves symbolic is asked
-of the tensor that has it, as ``forward`` does, so that sizes vary as in ``fuse.compile``. A checkpointed block is
-checkpointed while it is recorded, so that its backward pass holds its operators a second time.
+Dynamo guards the model and passes parameters as arguments. Its graph runs like any other model of ``fuse.compile``,
+which handles writes, views, graph breaks and gradients. Gradients come from fuse's recorder and not from AOTAutograd,
+which takes ten times as long on the loops that Dynamo unrolls. Symbolic sizes are read from the tensors that have them,
+as in ``forward``, so that sizes vary as in ``fuse.compile``. A checkpointed block is checkpointed while it is recorded,
+so that its backward graph contains its operators again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TAGGED = torch.ops.higher_order.tag_activation_checkpoint
 
 
 def fuse_backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend, as ``torch.compile`` calls it.
+    """Compile a Dynamo graph; ``torch.compile`` calls this function.
 
     >>> import torch
     >>> compiled = torch.compile(nn.Tanh(), backend="fuse")
@@ -41,14 +41,14 @@ def fuse_backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[
 
     def run(*inputs: Any) -> Any:
         if asked:
-            inputs = tuple(None if place in asked else value for place, value in enumerate(inputs))
+            inputs = tuple(None if position in asked else value for position, value in enumerate(inputs))
         return engine.call(inputs, {})
 
     return run
 
 
 class TracedByDynamo(nn.Module):
-    """What Dynamo traced, as a model. While it is captured, each operator knows the user's line that it comes from."""
+    """A graph that Dynamo traced, as a model. While it is captured, operators have the user's source lines."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__()
@@ -66,7 +66,8 @@ class TracedByDynamo(nn.Module):
 
 
 def _sizes_asked(graph: GraphModule) -> frozenset[int]:
-    """Let a graph ask its tensors for the sizes that Dynamo gives beside them; which inputs it then needs no more."""
+    """Replace symbolic sizes among a graph's inputs by ``size`` calls on tensors; returns the inputs that are unused
+    then."""
     inputs = graph.graph.find_nodes(op="placeholder")
     values = [node.meta.get("example_value") for node in inputs]
     shapes: list[Sequence[Any]] = [value.shape if isinstance(value, Tensor) else () for value in values]
@@ -76,19 +77,19 @@ def _sizes_asked(graph: GraphModule) -> frozenset[int]:
         for dim, size in enumerate(shape)
         if isinstance(size, torch.SymInt)
     }
-    numbers = [place for place, value in enumerate(values) if isinstance(value, torch.SymInt)]
-    for place in numbers:
-        asked = sizes.get(values[place].node.expr)
-        if asked is not None and inputs[place].users:
+    numbers = [position for position, value in enumerate(values) if isinstance(value, torch.SymInt)]
+    for position in numbers:
+        asked = sizes.get(values[position].node.expr)
+        if asked is not None and inputs[position].users:
             with graph.graph.inserting_after(inputs[-1]):
-                inputs[place].replace_all_uses_with(graph.graph.call_method("size", asked))
+                inputs[position].replace_all_uses_with(graph.graph.call_method("size", asked))
     if numbers:
         graph.recompile()
-    return frozenset(place for place in numbers if not inputs[place].users)
+    return frozenset(position for position in numbers if not inputs[position].users)
 
 
 def _checkpoint(graph: GraphModule) -> None:
-    """Let blocks that Dynamo marked for checkpointing be checkpointed as eager does."""
+    """Replace Dynamo's marks of checkpointed blocks by calls of ``torch.utils.checkpoint``."""
     marked = graph.graph.find_nodes(op="call_function", target=_TAGGED)
     for node in marked:
         node.target = checkpointed
@@ -97,7 +98,7 @@ def _checkpoint(graph: GraphModule) -> None:
 
 
 def checkpointed(block: GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """``torch.utils.checkpoint`` of a traced block; a choice of what to store is made by no partitioner here."""
+    """``torch.utils.checkpoint`` of a traced block, without the partitioner's choice of what to store."""
     options, given = TagActivationCheckpoint.divide_kwargs(kwargs)
     options = {name: value for name, value in options.items() if name != "use_reentrant"}
     return checkpoint(block, *args, use_reentrant=False, **options, **given)

@@ -1,11 +1,10 @@
-"""The function of PyTorch's own Python interface that makes the same call as an overload of an operator, in less time.
+"""PyTorch's Python bindings of operators, which are faster than calls of operator overloads.
 
     aten.topk.default(x, 4, -1)      ->      torch.topk(x, 4, -1)
 
-``torch.ops`` matches arguments against a schema at run time, the bindings that ``torch.topk`` is made of were compiled
-for theirs: about half a microsecond a call. Which overload a binding chooses depends on the types of its arguments, so
-it is tried once, without computing: it is taken if it makes that one call, with these arguments, and returns what that
-returns.
+``torch.ops`` matches arguments against a schema in each call; a binding was compiled for its schema, which saves about
+half a microsecond a call. A binding chooses the overload by the types of its arguments. So it is tried once, without
+computing, and used only if it calls this one overload with these arguments and returns its result.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _C: Any = torch._C
-_PLACES = tuple(getattr(_C, name) for name in ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special"))
+_NAMESPACES = tuple(getattr(_C, name) for name in ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special"))
 _known: dict[object, Callable[..., Any]] = {}
 
 
 def fastest(function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """The fastest function for a call with arguments of these types, which contain fake tensors.
+    """The fastest function that calls an overload with arguments of these types; ``args`` may be fake tensors.
 
     >>> fastest(torch.ops.aten.topk.default, (torch.empty(8, device="meta"), 2), {}) is torch.topk
     True
@@ -46,14 +45,14 @@ def _found(function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any])
         return None
     if not all(str(returned.type) == "Tensor" for returned in function._schema.returns):
         return None
-    wanted, actual = _Calls(), _Calls()
+    wanted, actual = _RecordedCalls(), _RecordedCalls()
     try:
         with _disable_current_modes(), torch.no_grad():
             with wanted:
                 function._op(*args, **kwargs)
             with actual:
                 result = binding(*args, **kwargs)
-    except Exception:  # of any kind: what cannot be tried is not taken
+    except Exception:  # of any kind: a binding that cannot be tried is not used
         return None
     made = wanted.made
     same = len(made) == len(actual.made) == 1 and made[0][0] is function and _same(made[0], actual.made[0])
@@ -63,11 +62,11 @@ def _found(function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any])
 @cache
 def _namesake(name: str) -> Callable[..., Any] | None:
     namespace, _, own = name.partition("::")
-    return next((getattr(p, own) for p in _PLACES if hasattr(p, own)), None) if namespace == "aten" else None
+    return next((getattr(p, own) for p in _NAMESPACES if hasattr(p, own)), None) if namespace == "aten" else None
 
 
-class _Calls(TorchDispatchMode):
-    """Operators that are called meanwhile, and what with; none is computed: they give tensors of no meaning."""
+class _RecordedCalls(TorchDispatchMode):
+    """A mode that records operators with their arguments, computes none, and returns empty tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -76,7 +75,8 @@ class _Calls(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch else wraps the method below in a switch for ``torch.compile``, which imports all of it."""
+        """False, so that torch does not wrap ``__torch_dispatch__`` for ``torch.compile``, which would import
+        Dynamo."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,7 +90,7 @@ def _leaves(given: Any) -> list[Any]:
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether they are the same tensors, and other values of one type that are equal."""
+    """Whether two lists have the same tensors, and equal other values of the same types."""
     return len(some) == len(others) and all(
         a is b if isinstance(a, Tensor) or isinstance(b, Tensor) else type(a) is type(b) and a == b
         for a, b in zip(some, others, strict=True)

@@ -1,13 +1,13 @@
-"""Built libraries, and what was measured (``tuning.py``), on disk, shared by all processes of one user.
+"""The on-disk cache of built libraries and measurements (``tuning.py``), shared by all processes of a user.
 
-    <cache>/3f/3f9c...e1-77ab...20.so        key (SHA-256 of what it was built from) - checksum (SHA-256 of the file)
+    <cache>/3f/3f9c...e1-77ab...20.so        key (SHA-256 of source and compiler) - checksum (SHA-256 of the file)
 
-One rename publishes file and checksum together, so that a reader finds a whole entry or none, whoever else writes, and
-no lock file can be left behind. Two builds of one key are both right; the last rename wins. An entry whose bytes do not
-match its name is removed and built again.
+One rename publishes file and checksum together. So a reader finds a whole entry or none, and no lock file can be left
+behind. Two builds of one key are both valid; the last rename wins. An entry whose content does not match its checksum
+is removed and built again.
 
-The directory must be the user's own and closed to others, because what lies in it is executed. Where it is not, or
-cannot be written, a private temporary directory takes its place for the life of the process, with one warning.
+The directory must belong to the user and not be writable by others, because its libraries are executed. Otherwise, or
+if it cannot be written, a private temporary directory replaces it until the process ends, with one warning.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LIBRARY = ".so"
-"""How the names of built libraries end."""
+"""Suffix of built libraries."""
 
 SIZE_LIMIT = 512 * 2**20
-"""Bytes the cache may hold; the least recently used files beyond it are removed."""
+"""Most bytes in the cache; beyond, the least recently used files are removed. A library takes 15 to 130 KiB."""
 
 _STORES_BETWEEN_SWEEPS = 64
 _ABANDONED_AFTER_SECONDS = 3600.0
@@ -44,7 +44,7 @@ _stores = itertools.count()
 def key_of(*parts: str) -> str:
     """The SHA-256, in hexadecimal, of a sequence of texts.
 
-    Each text goes in with its length, so that no two different sequences give the same bytes.
+    The length of each text is hashed too, so that different sequences differ.
 
     >>> key_of("ab", "c") == key_of("a", "bc")
     False
@@ -60,9 +60,9 @@ def key_of(*parts: str) -> str:
 
 
 def location() -> Path:
-    """Where the cache belongs: ``$FUSE_CACHE_DIR``, else ``fuse`` in ``$XDG_CACHE_HOME``, else ``~/.cache/fuse``.
+    """The configured directory: ``$FUSE_CACHE_DIR``, else ``fuse`` in ``$XDG_CACHE_HOME``, else ``~/.cache/fuse``.
 
-    A user without a home directory has it in the system's temporary one, under a name of their own.
+    For a user without a home directory, ``fuse-<uid>`` in the system's temporary directory.
 
     >>> location().is_absolute()
     True
@@ -77,7 +77,8 @@ def location() -> Path:
 
 
 def directory() -> Path:
-    """The directory in use: ``location()``, made with mode 0700; the private one where that cannot be made or trusted.
+    """The directory in use: ``location()``, created with mode 0700; the private one if that cannot be created or
+    trusted.
 
     >>> objection(directory()) is None
     True
@@ -99,7 +100,7 @@ def directory() -> Path:
 
 
 def objection(path: Path) -> str | None:
-    """Why libraries in this directory must not be executed, or None.
+    """The reason why libraries in this directory must not be executed, or None.
 
     >>> objection(Path("/dev/null"))
     'is not a directory'
@@ -117,9 +118,7 @@ def objection(path: Path) -> str | None:
 
 
 def find(key: str, suffix: str = LIBRARY) -> tuple[Path, bytes] | None:
-    """The entry's path and its bytes, which match their checksum; None where there is no such entry.
-
-    Entries that do not match are removed.
+    """The path and content of an entry whose checksum matches, or None; removes entries whose checksum does not match.
 
     >>> find(key_of("never", "stored")) is None
     True
@@ -127,23 +126,23 @@ def find(key: str, suffix: str = LIBRARY) -> tuple[Path, bytes] | None:
     folder = directory() / key[:2]
     there = os.listdir(folder) if folder.is_dir() else ()
     for path in [folder / name for name in there if name.startswith(f"{key}-") and name.endswith(suffix)]:
-        with contextlib.suppress(OSError):  # removed by another process's sweep, or unreadable: as good as absent
+        with contextlib.suppress(OSError):  # removed by another process, or unreadable
             content = path.read_bytes()
             if path.name == _entry_name(key, content, suffix):
                 with contextlib.suppress(OSError):
-                    os.utime(path)  # what the sweep goes by; in a read-only cache nothing is swept either
+                    os.utime(path)  # marks the entry as recently used; a read-only cache is never swept
                 return path, content
             path.unlink()
     return None
 
 
 def store(key: str, content: bytes, suffix: str = LIBRARY) -> Path:
-    """Publish a built library, or what else its suffix says, under its key and return its path.
+    """Store a built library (or another file with ``suffix``) under its key; returns its path.
 
-    Where the cache cannot take it (read-only, disk full) it goes to the private directory, with one warning.
+    If the cache cannot be written (read-only, disk full), the private directory is used, with one warning.
 
     Raises:
-        OSError: there is no room in the private directory either.
+        OSError: the private directory cannot be written either.
     """
     home = directory()
     name = Path(key[:2]) / _entry_name(key, content, suffix)
@@ -161,10 +160,10 @@ def store(key: str, content: bytes, suffix: str = LIBRARY) -> Path:
 
 
 def keep_source(key: str, source: str) -> Path:
-    """Write a source that did not compile where its user can read it, and return the path.
+    """Store a source that did not compile for the user to read; returns its path.
 
-    It lies in the cache, under the same bound on size, or in the system's temporary directory where the cache is not
-    usable.
+    It is in the cache, where it counts towards ``SIZE_LIMIT``, or in the system's temporary directory if the cache is
+    not usable.
     """
     content = source.encode("utf-8", errors="surrogateescape")
     home = directory()
@@ -178,10 +177,10 @@ def keep_source(key: str, source: str) -> Path:
 
 
 def sweep(home: Path, limit: int = SIZE_LIMIT) -> None:
-    """Remove the least recently used files beyond ``limit`` bytes, and what killed processes left half-written.
+    """Remove the least recently used files beyond ``limit`` bytes, and unfinished files of killed processes.
 
-    Only files that the cache has written are counted and removed. A process that has one of them loaded keeps it: its
-    memory outlives the name.
+    Only files written by the cache are counted and removed. A process that has loaded a removed library goes on using
+    it.
     """
     oldest_first = sorted(_files(home), key=lambda file: file[1].st_mtime)
     excess = sum(status.st_size for _, status in oldest_first) - limit
@@ -205,7 +204,7 @@ def private_directory() -> Path:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Warn with this text, at most once in a process."""
+    """Give this warning, at most once in a process."""
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
@@ -226,7 +225,7 @@ def _entry_name(key: str, content: bytes, suffix: str) -> str:
 
 
 def _publish(target: Path, content: bytes) -> Path:
-    """Write a file so that at every moment, a crash of the machine included, it is there as a whole or not at all."""
+    """Write a file atomically: after a crash of the machine it is complete or absent."""
     target.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=_UNPUBLISHED)
     try:
@@ -235,7 +234,7 @@ def _publish(target: Path, content: bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:  # the user's Ctrl-C too: nothing half written stays
+    except BaseException:  # Ctrl-C too: leave no unfinished file
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

@@ -1,4 +1,4 @@
-"""The Python of programs that call operators, written out once: each call of the program runs straight down.
+"""Generated Python functions that run programs with operator calls, as straight-line code.
 
     kernel, kernel, sort(b, -1), kernel              held, bases, address = a workspace of the pool
                                              ->      bases[0] = s0.data_ptr()
@@ -9,12 +9,13 @@
 
     a loop of such steps                     ->      for t in range(8): the same, with addresses that move
 
-In a loop, states are handed on as they are, inputs are addresses that move evenly, and what is kept is written into its
-place in the whole: beside what the body launches, nothing is launched. A state that is not kept lies in one of a ring
-of tensors, of which no step overwrites one that is still read.
+In a loop, only the body launches anything. States are passed to the next step without a copy, addresses of step inputs
+advance by a constant, and collected outputs are written into the tensor of all steps. States that are not collected are
+in a ring of tensors, so that no step overwrites a state that is still read.
 
-``s5`` is the tensor of buffer or view 5, ``r5`` the same as the caller receives it, ``x5`` an operand of a loop, ``w5``
-a tensor's part of each step, ``k2`` the whole of what is kept, ``m5`` an address that moves.
+Names: ``s5`` is the tensor of buffer or view 5; ``r5`` the same in the layout that the caller receives; ``x5`` operand
+5 of a loop; ``w5`` a list of the parts of a tensor by step; ``k2`` collected output 2 with all steps; ``m5`` an address
+that advances with the steps.
 """
 
 from __future__ import annotations
@@ -48,14 +49,16 @@ _INDENT = 8 * " "
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the values of a program are.
+class ProgramMemory:
+    """The memory of a program's values.
 
-    ``bases``: places of buffers in the array of addresses. ``fresh``: results that are made in a call, how they lie,
-    and what of them Python calls take, where that is another tensor. ``held``: buffers in the workspace that are
-    tensors, in order. ``due``: results to be made in front of a stretch. ``confirmed``: the number of native steps
-    after which results are confirmed, if they are. ``saved``: fresh results that are made already, by their place
-    among what ``take`` gives.
+    Attributes:
+        bases: index of each buffer in the array of base addresses.
+        fresh: results that are allocated in each call: their layout, and the layout that Python calls take, if another.
+        held: buffers in the workspace that Python calls take as tensors, in order.
+        due: results to allocate before a stretch, by its index.
+        confirmed: number of native steps after which results are confirmed; None if they are not.
+        saved: fresh results in reused memory, by their index in the result of ``take``.
     """
 
     bases: Mapping[int, int]
@@ -67,23 +70,24 @@ class Places:
 
 
 class Writer:
-    """Writes the function of one program.
+    """Generator of the function of one program.
 
-    ``names`` has ``run``, ``tables``, ``fitted`` and ``PositionOutOfRange``, ``pool`` of workspaces and ``new`` for
-    another one, ``take`` for memory of what is saved; ``loops`` runs the steps of each loop in the program. With
-    ``profiled``, every step is an event, and ``run`` sees to those of native steps.
+    ``names`` are globals of the function: ``run``, ``tables``, ``fitted`` and ``PositionOutOfRange``, the ``pool`` of
+    workspaces, ``new`` for a new workspace, and ``take`` for reused memory of saved results. ``loops`` are functions
+    that run the loops in the program. With ``profiled``, every step is a profiler event; ``run`` records the events of
+    native steps.
     """
 
     def __init__(
         self,
         plan: Schedule,
         stretches: Sequence[Stretch],
-        places: Places,
+        memory: ProgramMemory,
         names: Mapping[str, Any],
         loops: Mapping[int, Callable[..., Any]],
         profiled: bool = False,
     ) -> None:
-        self.plan, self.stretches, self.places, self.loops, self.profiled = plan, stretches, places, loops, profiled
+        self.plan, self.stretches, self.memory, self.loops, self.profiled = plan, stretches, memory, loops, profiled
         self.names = {**names, "part": part, "stack": torch.stack, "record": _RecordFunctionFast}
         self.lines: list[str] = []
         self.indent = _INDENT
@@ -97,22 +101,25 @@ class Writer:
     # ---- a program -------------------------------------------------------------------------------------------------
 
     def program(self) -> Callable[..., Any]:
-        """``function(tensors, confirm)``: values of the graph's outputs, launches of native steps
-        and of ATen calls. ``confirm`` is called with the values before inputs are written."""
+        """The function ``(tensors, confirm)``.
+
+        It returns the values of the graph's outputs, the launches of native steps (packed), and those of ATen calls.
+        ``confirm``, if not None, is called with the values before inputs are written.
+        """
         read = self.called | {result.buffer for result in self.plan.results if result}
         inputs = [i for i, buffer in enumerate(self.plan.buffers) if buffer.origin == "input"]
         if inputs:
             self._add(f"{_tuple(f's{i}' for i in inputs)} = tensors")
-        self._add(*(f"bases[{self.places.bases[i]}] = s{i}.data_ptr()" for i in inputs if i in self.native))
+        self._add(*(f"bases[{self.memory.bases[i]}] = s{i}.data_ptr()" for i in inputs if i in self.native))
         self.known.update(read.intersection(inputs))
-        self._name(self.places.held, (f"held[{i}]" for i in range(len(self.places.held))))
-        if self.places.saved:
+        self._name(self.memory.held, (f"held[{i}]" for i in range(len(self.memory.held))))
+        if self.memory.saved:
             self._add("saved = take()")
         self._add("native = aten = 0")
         for number, stretch in enumerate(self.stretches):
-            for buffer in self.places.due.get(number, ()):
+            for buffer in self.memory.due.get(number, ()):
                 self._make(buffer)
-            if isinstance(stretch, Native) and stretch.first == self.places.confirmed:
+            if isinstance(stretch, Native) and stretch.first == self.memory.confirmed:
                 self._confirm()
             self._stretch(stretch)
         self._confirm()
@@ -126,10 +133,10 @@ class Writer:
         return f"[{', '.join(map(self._value, self.plan.results))}]"
 
     def _value(self, result: ProgramResult | None) -> str:
-        """A result as the caller receives it: what a Python call gave, in another layout where that is received."""
+        """A result as the caller receives it: the tensor of a Python call is viewed in the layout of the result."""
         if result is None or result.buffer not in self.known:
             return "None"
-        if result.buffer in self.places.fresh:
+        if result.buffer in self.memory.fresh:
             return f"r{result.buffer}"
         given, value = self.plan.buffers[result.buffer], result.value
         if given.origin != "called" or same_layout(value, given.value):
@@ -137,10 +144,10 @@ class Writer:
         return f"part(s{result.buffer}, {self._constant(tuple(value.shape))}, {self._constant(value.stride())}, 0)"
 
     def _make(self, buffer: int) -> None:
-        """A result that the caller receives, where Python calls and native steps find it."""
-        layout, taken = self.places.fresh[buffer]
-        made = f"saved[{self.places.saved[buffer]}]" if buffer in self.places.saved else self._empty(layout)
-        self._add(f"r{buffer} = {made}", f"bases[{self.places.bases[buffer]}] = r{buffer}.data_ptr()")
+        """Allocate a result that the caller receives, and declare it for Python calls and native steps."""
+        layout, taken = self.memory.fresh[buffer]
+        made = f"saved[{self.memory.saved[buffer]}]" if buffer in self.memory.saved else self._empty(layout)
+        self._add(f"r{buffer} = {made}", f"bases[{self.memory.bases[buffer]}] = r{buffer}.data_ptr()")
         if buffer in self.called:
             self._add(f"s{buffer} = part(r{buffer}, *{self._constant(taken)})" if taken else f"s{buffer} = r{buffer}")
         self.known.add(buffer)
@@ -148,8 +155,10 @@ class Writer:
     # ---- a loop ----------------------------------------------------------------------------------------------------
 
     def loop(self, loop: LoopStep) -> Callable[..., Any]:
-        """``function(operands)``: last states and what is kept, launches of native steps and of
-        ATen calls."""
+        """The function ``(operands)`` of a loop.
+
+        It returns the last states and collected outputs, the launches of native steps (packed), and of ATen calls.
+        """
         spec = loop.spec
         handed = [result.buffer for result in self.plan.results if result]
         states, collected = handed[: spec.carries], handed[spec.carries :]
@@ -170,12 +179,12 @@ class Writer:
                 self.known.add(i)
         invariants = operands[spec.carries + len(spec.step_inputs) :]
         self._name(invariants, (f"x{i}" for i in invariants))
-        self._add(*(f"bases[{self.places.bases[i]}] = s{i}.data_ptr()" for i in invariants if i in self.native))
-        self._name(self.places.held, (f"held[{i}]" for i in range(len(self.places.held))))
-        self.lasting = {*invariants, *self.places.held}
+        self._add(*(f"bases[{self.memory.bases[i]}] = s{i}.data_ptr()" for i in invariants if i in self.native))
+        self._name(self.memory.held, (f"held[{i}]" for i in range(len(self.memory.held))))
+        self.lasting = {*invariants, *self.memory.held}
         self._add(*(f"k{n} = {self._empty(layout)}" for n, layout in enumerate(loop.layouts[spec.carries :])))
-        for buffer, (layout, _) in self.places.fresh.items():
-            base = self.places.bases[buffer]
+        for buffer, (layout, _) in self.memory.fresh.items():
+            base = self.memory.bases[buffer]
             if buffer not in collected:
                 count = 2 + _handed_on(handed, buffer, spec.carries)
                 self._add(f"w{buffer} = [{', '.join([self._empty(layout)] * count)}]")
@@ -190,7 +199,7 @@ class Writer:
                 self._add(f"w{buffer} = k{n}.unbind(0)")
                 begin.append(f"s{buffer} = w{buffer}[t]")
                 self.known.add(buffer)
-        gathered = [n for n, b in enumerate(collected) if b not in self.places.fresh or collected.index(b) != n]
+        gathered = [n for n, b in enumerate(collected) if b not in self.memory.fresh or collected.index(b) != n]
         self._add(*(f"g{n} = []" for n in gathered))
         hoisted = self._hoisted()
         for call in hoisted:
@@ -218,7 +227,7 @@ class Writer:
         return [f"bases[{base}] = m{buffer}", f"m{buffer} += {step}"]
 
     def _hoisted(self) -> list[PythonCall]:
-        """Views of what is the same in all steps: taken once."""
+        """Views of values that are the same in all steps, which are taken once before the loop."""
         found = []
         for stretch in self.stretches:
             if isinstance(stretch, PythonCall) and isinstance(stretch.step, CallStep) and not stretch.step.launches:
@@ -260,7 +269,7 @@ class Writer:
             self.known.difference_update(dead)
 
     def _called(self, step: CallStep) -> str:
-        """The call of an operator, as an expression."""
+        """The expression that calls an operator."""
         function: Callable[..., Any] = step.function
         if isinstance(function, OpOverload):
             args, kwargs = self._values_of(step.args), self._values_of(step.kwargs)
@@ -272,7 +281,7 @@ class Writer:
         return f"{self._constant(function)}({', '.join(given)})"
 
     def _given(self, step: PythonStep, result: str) -> list[str]:
-        """Lines that keep what a call gives, once it is laid out as predicted."""
+        """Lines that bind the results of a call, and check that their layouts are as predicted."""
         lines = []
         for position, ref in step.results:
             slot = slot_of(ref, self.plan)
@@ -282,14 +291,14 @@ class Writer:
                 continue
             value = self.plan.buffers[ref.index].value
             size, stride, dtype = map(self._constant, (tuple(value.shape), value.stride(), value.dtype))
-            missing = "" if position is None else f"s{slot} is None or "  # what an operator makes for gradients only
+            missing = "" if position is None else f"s{slot} is None or "  # some results exist for gradients only
             differs = (
                 f"{missing}s{slot}.stride() != {stride} or s{slot}.shape != {size} or s{slot}.dtype is not {dtype}"
             )
             lines.append(f"if not t and ({differs}):" if self.looped and _is_regular(step) else f"if {differs}:")
             lines.append(f"    s{slot} = fitted({self._constant(step)}, s{slot}, {size}, {stride}, {dtype})")
             if ref.index in self.native:
-                lines.append(f"bases[{self.places.bases[ref.index]}] = s{slot}.data_ptr()")
+                lines.append(f"bases[{self.memory.bases[ref.index]}] = s{slot}.data_ptr()")
         return lines
 
     # ---- text ------------------------------------------------------------------------------------------------------
@@ -306,7 +315,7 @@ class Writer:
         return f"empty({', '.join(map(self._constant, layout))})"
 
     def _constant(self, value: Any) -> str:
-        """An expression for ``value``: a name, where it has no other."""
+        """An expression for ``value``: a literal if possible, else a new global name."""
         if value is None or type(value) in (int, bool, str):
             return repr(value)
         name = f"c{len(self.names)}"
@@ -324,7 +333,7 @@ class Writer:
         return f"[{', '.join(map(self._argument, argument))}]"
 
     def _values_of(self, argument: Any) -> Any:
-        """An argument with references as the fake tensors that lie there."""
+        """An argument with references replaced by fake tensors of the same layouts."""
         values = {
             ref: (self.plan.views if ref.view else self.plan.buffers)[ref.index].value for ref in refs_in(argument)
         }
@@ -339,7 +348,7 @@ class Writer:
 
 
 def replaced(argument: Any, values: Mapping[Ref, Any]) -> Any:
-    """An argument with other values in the place of references; tuples become lists.
+    """An argument with references replaced by ``values``; tuples become lists.
 
     >>> replaced((Ref(1), 2, (Ref(0), 3)), {Ref(0): "a", Ref(1): "b"})
     ['b', 2, ['a', 3]]
@@ -354,7 +363,7 @@ def replaced(argument: Any, values: Mapping[Ref, Any]) -> Any:
 
 
 def _is_regular(step: PythonStep) -> bool:
-    """Whether results are laid out alike in all steps of a loop: no operator of which values decide that."""
+    """Whether an operator's results have the same layout in all steps of a loop, whatever the values are."""
     function = step.function if isinstance(step, CallStep) else None
     if not isinstance(function, OpOverload) or function.namespace != "aten":
         return False
@@ -366,7 +375,7 @@ def _tuple(names: Iterable[str]) -> str:
 
 
 def _handed_on(handed: Sequence[int], buffer: int, carries: int) -> int:
-    """How many steps longer than one a value of ``buffer`` is a state, from one carry to the next."""
+    """Number of further steps that a value of ``buffer`` stays a state, passed from one carry to the next."""
     held, longer = {i for i in range(carries) if handed[i] == buffer}, 0
     while (held := {i for i in range(carries) if handed[i] in held}) and longer < carries:
         longer += 1

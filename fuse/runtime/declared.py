@@ -1,11 +1,12 @@
-"""Sizes that a user declares to vary: which dimensions have them, and what a call looks like at other sizes.
+"""Sizes that a user declares to vary (``dynamic_shapes``): their dimensions, and a made-up call at other sizes.
 
     dynamic_shapes={"x": {0: T, 1: B}, "mask": {1: 2 * T}}       x[T, B, H], mask[B, 2 * T]
 
-The notation is that of ``torch.export``: by names of arguments or in their order, nested as they are; for each tensor a
-dictionary from dimensions, or a sequence of one entry for each, to a ``Dim``, ``Dim.DYNAMIC`` or ``Dim.AUTO``; ``None``
-and numbers stay. A call at other sizes is captured before the first one, and kernels are then made for all sizes that
-follow from these in the same way. Nothing else follows from a declaration: each call is checked as any other.
+The notation is that of ``torch.export``: a dictionary by argument name or a sequence in their order, nested like the
+arguments. For each tensor, it has a dictionary from dimensions, or a sequence with an entry for each dimension, of
+``Dim``, ``Dim.DYNAMIC`` or ``Dim.AUTO``; ``None`` and numbers are constant dimensions. A made-up call at other sizes is
+captured before the first call, and kernels are then made for varying sizes. A declaration has no other effect: each
+call is checked like any other.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from fuse.graph.strides import dense_strides, is_dense
 from fuse.kernel.extents import LEAST_LOWERED
 
 SHORT = 11
-"""The least size that is tried: loops of so many steps are rolled."""
+"""The preferred least size of a made-up call: loops with this number of steps are rolled."""
 FURTHEST = 256
+"""Range of the sizes that are tried for a made-up call, where no largest size is declared."""
 
 
 @dataclass(frozen=True)
 class DeclaredSize:
-    """One dimension: ``factor * value + shift`` of the size ``name``, whose bounds are ``least`` and ``most``."""
+    """A dimension of extent ``factor * value + shift``, where ``value`` is the size ``name`` from ``least`` to
+    ``most``."""
 
     name: str
     factor: int
@@ -46,11 +49,11 @@ class DeclaredSize:
 
 
 Sizes = Mapping[int, DeclaredSize]
-"""The dimensions of one tensor that vary."""
+"""The varying dimensions of one tensor, by dimension."""
 
 
 def check_declaration(model: nn.Module, declared: Any) -> None:
-    """Raise ``FuseError`` where ``declared`` names an argument that ``forward`` does not have, or is no declaration."""
+    """Raise ``FuseError`` if ``declared`` is no declaration, or names an argument that ``forward`` does not have."""
     if declared is None or (isinstance(declared, str) and declared == "auto"):
         return
     if not isinstance(declared, (dict, tuple, list)):
@@ -69,7 +72,7 @@ def check_declaration(model: nn.Module, declared: Any) -> None:
 def elsewhere(
     model: nn.Module, declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any]
 ) -> list[Any] | None:
-    """The leaves of a call at other sizes, tensors without data; None where a call at such sizes cannot be made up.
+    """The leaves of a made-up call at other sizes, with fake tensors; None if there is no such call.
 
     Raises:
         FuseError: the declaration does not fit the arguments.
@@ -103,10 +106,10 @@ def elsewhere(
 def declared_sizes(
     model: nn.Module, declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any]
 ) -> dict[int, Sizes]:
-    """The dimensions that vary, by the positions of leaves."""
+    """The varying dimensions, by the position of a leaf."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    except TypeError:  # the call itself will say so
+    except TypeError:  # the call itself raises the error
         return {}
     named = dict(declared) if isinstance(declared, dict) else dict(zip(bound, declared, strict=False))
     by_tensor: dict[int, Sizes] = {}
@@ -127,7 +130,8 @@ def _values(sizes: Mapping[int, Sizes], leaves: Sequence[Any]) -> dict[str, int]
 
 
 def _others(sizes: Mapping[int, Sizes], values: Mapping[str, int], taken: Set[int]) -> dict[str, int] | None:
-    """Another value of each size, such that none is equal to another size, or as far from its own as another is."""
+    """A new value for each size, all distinct, unlike ``taken``, and each with a different distance from its old
+    value."""
     found: dict[str, int] = {}
     apart = set(taken)
     by_name: dict[str, list[DeclaredSize]] = {}
@@ -153,7 +157,7 @@ def _others(sizes: Mapping[int, Sizes], values: Mapping[str, int], taken: Set[in
 
 
 def _candidates(least: int, most: int | None) -> Iterator[int]:
-    """Values within bounds, short ones first, but not the shortest."""
+    """Values within bounds, from ``SHORT`` upwards, then those below it."""
     first, last = max(least, LEAST_LOWERED), FURTHEST + least if most is None else most
     middle = max(first, min(SHORT, last))
     return chain(range(middle, last + 1), range(middle - 1, first - 1, -1))
@@ -163,7 +167,7 @@ def _candidates(least: int, most: int | None) -> Iterator[int]:
 
 
 def _collect(name: str, value: Any, declared: Any, found: dict[int, Sizes]) -> None:
-    """Walk a declaration beside the argument that it is for."""
+    """Add the declared sizes of an argument and of tensors nested in it to ``found``, by ``id`` of the tensor."""
     if declared is None:
         return
     if isinstance(value, Tensor):
@@ -186,8 +190,10 @@ def _collect(name: str, value: Any, declared: Any, found: dict[int, Sizes]) -> N
 
 
 def _size(name: str, declared: Any, now: int) -> DeclaredSize | None:
-    """What is declared of one dimension, which is ``now`` as large; None where it stays. Without a name of its own it
-    is one with all that are as large."""
+    """The declared size of a dimension of extent ``now``; None for a constant one.
+
+    Dimensions declared without a name are one size if their extents are equal.
+    """
     if declared is None or isinstance(declared, int):
         return None
     hint = getattr(getattr(declared, "type", None), "name", None)

@@ -1,10 +1,11 @@
-"""The seam between programs and what builds and starts their kernels on a device.
+"""Runtimes: the interface between programs and the code that builds and starts kernels on a device.
 
     schedule   which kernel or library runs a region?     lower, prefer, product   \\
     program    addresses, tables, memory, one call        functions, tables, ...    >  fuse/runtime/cpu/
     footprint  memory for pointers                        scratch_bytes            /
 
-The runtime of a device is a folder with a module ``device`` that defines ``RUNTIME``. Nothing outside imports it.
+The runtime of a device is a folder with a module ``device`` that defines ``RUNTIME``. No code outside imports the
+folder.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 
 
 class NativeTables(Protocol):
-    """Native steps in the form that a runtime's ``run`` walks; ``address`` is where they are once they are frozen."""
+    """Native steps in the format that a runtime's ``run`` executes; ``address`` is their address once frozen."""
 
     address: int
 
     def add(self, step: Step, address: Callable[[Place], tuple[int, int]]) -> None:
-        """Append a native step; ``address`` gives base and offset of a place."""
+        """Append a native step; ``address`` maps a place to the index of a base pointer and an offset in bytes."""
 
     def freeze(self) -> NativeTables:
-        """The same, complete."""
+        """These tables, complete: no step may be added any more."""
 
     def __len__(self) -> int:
         """The number of steps."""
@@ -48,15 +49,17 @@ class NativeTables(Protocol):
 class Runtime:
     """The interface between programs and their device.
 
-    ``lower`` turns a region into a kernel, or says why it cannot; it is asked once for equal regions of one operator.
-    ``prefer`` says what runs an operator that is in no region: a kernel, a name for its library, or None where it does
-    not know; it is given what lowers such an operator. ``product`` describes
-    a node that the library of matrix products computes as a native step, or is None.
-
-    ``functions`` builds kernels and gives their addresses by name. ``tables`` is given the number of the workspace's
-    base and these addresses. ``run`` makes the function that walks tables: address, first and last step, address of the
-    bases; it returns kernels launched + (library calls << 32), or a negative number where a position is out of range.
-    ``scratch_bytes`` are what the function needs for itself. ``empty`` is ``torch.empty_strided`` on the device.
+    Attributes:
+        lower: the kernel of a region, or the reason why there is none.
+        prefer: what runs an operator that is in no region: a kernel, a name of its library, or None for no preference.
+            Its second argument lowers such an operator.
+        product: the description of a node that the library of matrix products computes as a native step, or None.
+        functions: builds kernels, and returns their addresses by name.
+        tables: new tables, given the index of the workspace's base pointer and the addresses of the kernels.
+        run: makes the function that runs steps, ``(address of the tables, first step, end, address of the bases)``. It
+            returns kernels launched + (library calls << 32), or a negative number if a position is out of range.
+        scratch_bytes: memory at the start of the workspace that this function uses.
+        empty: ``torch.empty_strided`` on the device.
     """
 
     lower: Lower

@@ -1,13 +1,13 @@
 """One program for calls whose loop ends after different numbers of steps.
 
     captured    7 steps   pre, 7 x body, rest          the loop stops at its condition, after at most 7 steps
-    captured    4 steps   pre, 4 x body, rest          the same but for the number: the program of 7 steps serves both
-    called      5 steps   stops after 5, which nobody has captured: what ``rest`` is then is not known
+    captured    4 steps   pre, 4 x body, rest          equal except for the number: the program of 7 steps serves both
+    called      5 steps   stops after 5 steps, which were not captured: ``rest`` is unknown, so the call is captured
 
-What comes behind a loop may depend on how many steps it took, in ways that no capture of another number shows. So each
-number is captured once. If the graph is that of more steps, but for their number, it is not built: the kernel stops at
-the condition anyway, and the program of more steps is known to be right for this number from then on. What is kept of
-all steps then has fewer of them, and plain results (a count) are those of the capture.
+The operators after a loop may depend on the number of its steps, in ways that a capture of another number does not
+show. So each number is captured once. If its graph equals that of a call with more steps except for the number, no
+program is built for it: the kernel stops at the condition, and from then on the program of more steps serves this
+number too. Collected outputs then have fewer steps, and plain results (a count) are those of the capture.
 """
 
 from __future__ import annotations
@@ -30,18 +30,27 @@ from fuse.graph.loop import Loop, Stop
 from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import cone, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
-from fuse.runtime.result_reconstruction import Playback, playback
+from fuse.runtime.result_reconstruction import Reconstruction, reconstruction
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a captured call ended, and all else of its graph.
+    """The number of steps of a captured call's loop, and everything else about its graph.
 
-    ``steps``: those of the loop. ``text`` spells the graph without their number; ``constants`` are the tensors in it,
-    ``tables`` those that have a part for each step, ``lasting`` the values that have, by the dimension in which the
-    steps lie. ``others`` are what was learned beside the truths of the loop.
+    Attributes:
+        steps: steps that the loop took.
+        stop: the condition at which the loop stops.
+        truths: the values of this condition that Python read.
+        reads: keys of these reads, in order.
+        others: other values that Python read.
+        text: the graph without the number of steps.
+        constants: the constant tensors of the graph.
+        tables: constant tensors with a part for each step.
+        lasting: outputs with a part for each step: (index, dimension of the steps).
+        values: fake tensors of these outputs, by index; None for others.
+        signature: the signature of the graph.
     """
 
     steps: int
@@ -58,11 +67,11 @@ class Ending:
 
     @property
     def count(self) -> int:
-        """How many truths said that the loop goes on."""
+        """Number of condition values for which the loop went on."""
         return self.truths.last - self.truths.first - 1
 
     def includes(self, other: Ending) -> bool:
-        """Whether a program of this graph that stops earlier is a program of ``other``."""
+        """Whether the program of this graph, stopped earlier, serves calls that ended like ``other``."""
         mine, its = self.signature, other.signature
         return (
             other.steps <= self.steps
@@ -84,7 +93,7 @@ class Ending:
         )
 
     def went_on(self, values: Sequence[Tensor | None]) -> int:
-        """How many truths said that the loop goes on in a call that gave these values."""
+        """Number of condition values for which the loop went on in a call with these outputs."""
         told = values[self.truths.leaf]
         assert told is not None
         found = told.tolist()[self.truths.first : self.truths.last]
@@ -92,17 +101,18 @@ class Ending:
         return found.index(stops) if stops in found else len(found)
 
     @cached_property
-    def play(self) -> Playback:
-        """Makes the result of a call that ended like this one from the values of a program that includes it."""
-        usual = playback(self.signature)
+    def reconstruct(self) -> Reconstruction:
+        """A function that makes the result of a call that ended like this one, from values of a program with more
+        steps."""
+        usual = reconstruction(self.signature)
         return lambda values, inputs: usual(self._cut(values), inputs)
 
     def copies(self, values: Sequence[Tensor | None]) -> int:
-        """How many launches it takes to make that result: copies of what does not begin with the steps there are."""
+        """Number of copies that this takes: one for each value whose first steps are not contiguous at its start."""
         return sum(not _begins_with(whole, wanted) for whole, wanted, _ in self._longer(values))
 
     def _longer(self, values: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor, int]]:
-        """Values that have more steps than this call, how they are wanted, and the dimension in which steps lie."""
+        """(value, wanted, dimension of the steps) for values with more steps than this call."""
         pairs = ((values[index], self.values[index], dim) for index, dim in self.lasting)
         return [(a, b, dim) for a, b, dim in pairs if a is not None and b is not None and a.shape != b.shape]
 
@@ -112,8 +122,11 @@ class Ending:
 
 
 def ending_of(graph: GraphModule) -> Ending | None:
-    """How the call of a captured and rewritten graph ended; None where no loop of it stops, or where more depends on
-    the number of steps than can be told."""
+    """The ending of a captured and rewritten call.
+
+    None if no loop, or more than one, may stop early, and if something other than operators depends on the number of
+    steps.
+    """
     signature: Signature = graph.meta["signature"]
     learning = signature.learning
     found = [loop for node in graph.graph.nodes for loop in _loops_of(graph, node) if loop.spec.stop is not None]
@@ -132,7 +145,7 @@ def ending_of(graph: GraphModule) -> Ending | None:
     named = {spec.index for place, spec in enumerate(signature.outputs) if spec.kind == "graph" and place not in told}
     named |= {mutation.value_index for mutation in signature.mutations}
     checks = [node for node in graph.graph.nodes if node.op == "call_function" and not node.users]
-    writer = _Writer(graph, loop)
+    writer = _Speller(graph, loop)
     text = writer.graph([*(outputs[index] for index in sorted(named)), *checks])
     lasting = {index: writer.long[outputs[index]] for index in sorted(named) if outputs[index] in writer.long}
     viewed = {spec.index for spec in signature.outputs if spec.kind == "graph" and spec.view is not None}
@@ -154,18 +167,18 @@ def ending_of(graph: GraphModule) -> Ending | None:
 
 
 def is_of(truths: Truths, one: Learned) -> bool:
-    """Whether this was learned by one of ``truths``."""
-    place = -1 if one.index is None else one.index
-    return one.leaf == truths.leaf and truths.first <= place < truths.last
+    """Whether a value that Python read is one of the conditions ``truths`` of a loop."""
+    index = -1 if one.index is None else one.index
+    return one.leaf == truths.leaf and truths.first <= index < truths.last
 
 
 def beside(learning: Learning, truths: Truths) -> Learning:
-    """What was learned, but for ``truths``."""
+    """The values that Python read, without the conditions ``truths`` of a loop."""
     return replace(learning, learned=tuple(one for one in learning.learned if not is_of(truths, one)))
 
 
 def _loops_of(graph: GraphModule, node: Node) -> list[Loop]:
-    """The loops that a node calls, as far as they are known: what a region or another module holds is no loop."""
+    """The loops in the module that a node calls."""
     module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
     if isinstance(module, LoopWithEnds):
         return [module.loop]
@@ -173,8 +186,10 @@ def _loops_of(graph: GraphModule, node: Node) -> list[Loop]:
 
 
 def _is_told_by_operators(graph: GraphModule) -> bool:
-    """Whether its operators and their arguments say all that a graph does: it holds no tensors, and draws no random
-    numbers, of which other numbers of steps draw more."""
+    """Whether a graph consists of known operators only: no tensor attributes, no custom operators, no random numbers.
+
+    Calls with another number of steps would draw more random numbers.
+    """
     nodes = [node for part in graph.modules() if isinstance(part, GraphModule) for node in part.graph.nodes]
     targets = [node.target for node in nodes if node.op == "call_function" and node.target is not operator.getitem]
     known = all(getattr(target, "namespace", "") in _KNOWN and not ops.is_random(target) for target in targets)
@@ -184,10 +199,10 @@ def _is_told_by_operators(graph: GraphModule) -> bool:
 _KNOWN = ("aten", "fuse", "prims")
 
 
-class _Writer:
-    """Spells what some nodes of a graph compute, without the number of steps of ``loop``.
+class _Speller:
+    """Writer of a text of some nodes of a graph, without the number of steps of ``loop``.
 
-    ``long``: nodes whose size is that number in one dimension: parts of what is kept of each step.
+    ``long``: nodes with a part for each step, by the dimension of the steps.
     """
 
     def __init__(self, whole: GraphModule, loop: Loop) -> None:
@@ -203,7 +218,7 @@ class _Writer:
             self._tables_of(node)
 
     def _tables_of(self, call: Node) -> None:
-        """Note the constants that the loop reads a part of in each step, where ``call`` calls it."""
+        """If ``call`` calls the loop, add constants of which the loop reads a part in each step to ``long``."""
         module = self.whole.get_submodule(str(call.target)) if call.op == "call_module" else None
         operands = list(call.args)
         if isinstance(module, LoopWithEnds) and module.loop is self.loop:
@@ -227,7 +242,7 @@ class _Writer:
                     self.long |= {node: 0 for node, given in outer.items() if given is operand}
 
     def graph(self, results: Sequence[Node]) -> str:
-        """What ``results`` are, and all that they need."""
+        """The text of ``results`` and of all nodes that they depend on."""
         needed = cone(results)
         return self._nodes([node for node in self.whole.graph.nodes if node in needed], results, self.whole)
 
@@ -250,14 +265,14 @@ class _Writer:
         return f"{node.op} {target} {args} {self._layout(node)} {self._sizes_read(node, around)}"
 
     def _sizes_read(self, node: Node, around: GraphModule) -> list[Any]:
-        """The sizes of what has a part for each step, where ``node`` computes with it."""
+        """The sizes of operands with a part for each step, for a node that computes with them outside of the loop."""
         if node in self.long or self.loop in _loops_of(around, node):
             return []
         return [tuple(one.meta["val"].shape) for one in node.all_input_nodes if one in self.long]
 
     def _noted(self, node: Node) -> str:
-        """Which tensor a placeholder stands for, if it is one whose numbers may change; the numbers of another are
-        noted."""
+        """The identity of a placeholder's tensor if its contents may change; other tensors are added to the
+        constants."""
         spec = self.specs[node]
         if spec.may_change:
             return f" {id(spec.value)}"
@@ -266,7 +281,7 @@ class _Writer:
         return ""
 
     def _follow(self, node: Node, around: GraphModule) -> None:
-        """Note it where ``node`` is a part or view of what is kept of each step."""
+        """Add ``node`` to ``long`` if it is a collected output of the loop, or a permutation of one."""
         first = node.args[0] if node.args else None
         if not isinstance(first, Node):
             return
@@ -303,12 +318,12 @@ class _Writer:
         return f"{type(module)} {id(module)}"
 
     def _whole(self, graph: GraphModule) -> str:
-        """All of a nested graph, which may hold the loop."""
+        """The text of a nested graph, which may contain the loop."""
         return "{" + self._nodes(list(graph.graph.nodes), outputs_of(graph.graph), graph) + "}"
 
 
 class _Name(str):
-    """The number of a node, which prints as it is."""
+    """The number of a node; prints without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -333,17 +348,17 @@ def _is_alike(mine: OutputSpec, its: OutputSpec) -> bool:
 
 
 def _first_steps(whole: Tensor, wanted: Tensor, dim: int) -> Tensor:
-    """The first steps of a value, laid out as they are wanted, in memory that no longer tensor has a part in."""
+    """The first steps of a value as a tensor with the layout of ``wanted``, in memory that no other tensor shares."""
     if _begins_with(whole, wanted):
         memory = whole.untyped_storage()
-        memory.resize_(wanted.numel() * wanted.itemsize)  # a part of it could not grow when the caller resizes it
+        memory.resize_(wanted.numel() * wanted.itemsize)  # so that the caller can resize the tensor as in eager
         return whole.new_empty(0).set_(memory, 0, wanted.shape, wanted.stride())
     steps = whole.narrow(dim, 0, wanted.shape[dim])
     return torch.empty_strided(wanted.shape, wanted.stride(), dtype=whole.dtype, device=whole.device).copy_(steps)
 
 
 def _begins_with(whole: Tensor, wanted: Tensor) -> bool:
-    """Whether the memory of ``whole`` begins with its first steps, laid out as they are wanted."""
+    """Whether the first steps of ``whole`` are at the start of its memory, in the layout of ``wanted``."""
     sizes, strides = wanted.shape, wanted.stride()
     last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     alike = all(size == 1 or a == b for size, a, b in zip(sizes, whole.stride(), strides, strict=True))

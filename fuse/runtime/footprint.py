@@ -1,12 +1,12 @@
-"""The most memory that a program holds at once, read from its plan: nothing is compiled or run.
+"""The peak memory of a program, computed from its schedule: nothing is compiled or run.
 
-    inputs, parameters   the workspace        what the caller receives     what ATen calls return
-    all the time         from the beginning   from the step that makes it  from the call to the last that reads it
+    inputs, parameters   the workspace        results of the model         results of ATen calls
+    all the time         from the beginning   from the step that makes it  from the call to the last step that reads it
 
-Without ATen calls, what the caller receives is there from the beginning.
+Without ATen calls, the results of the model are allocated at the beginning.
 
-The workspace is that of all intermediate values, reused as soon as one is dead, and of what kernels need for
-themselves (packed weights, rows that they keep).
+The workspace has the intermediate values, whose memory is reused as soon as a value is dead, and the workspaces of
+kernels (packed weights, scratch rows).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
-from fuse.runtime.arrangement import arranged, first_touched, handed_out, touched
+from fuse.runtime.arrangement import first_touched, handed_out, planned_memory, touched
 from fuse.runtime.layout import extent
 from fuse.runtime.refusals import without_kernels
 from fuse.runtime.schedule import schedule
@@ -29,11 +29,14 @@ from fuse.runtime.steps import CallStep, KernelStep, LoopStep, PythonStep, Sched
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes that a call holds, and what holds them then: nothing where there is no program.
+    """The most bytes that a call holds at once, and its parts at that time; the parts are 0 without a program.
 
-    ``inputs`` are those of the caller, parameters included; ``results`` what it receives; ``kernels`` what a kernel
-    needs for itself (packed weights, rows that it keeps); ``values`` the other intermediate values, and what ATen
-    calls return.
+    Attributes:
+        bytes: the peak.
+        inputs: arguments and parameters.
+        results: what the caller receives.
+        values: intermediate values, and results of ATen calls.
+        kernels: the workspace of a kernel (packed weights, scratch rows).
     """
 
     bytes: int
@@ -43,7 +46,7 @@ class Peak:
     kernels: int = 0
 
     def held(self) -> dict[str, int]:
-        """The parts by name, without those that hold nothing.
+        """The parts by name, without empty ones.
 
         >>> Peak(12, inputs=8, kernels=4).held()
         {'inputs and weights': 8, 'kernel workspaces': 4}
@@ -60,7 +63,7 @@ class Peak:
 def peak_of_program(graph: GraphModule) -> Peak:
     """The peak of a call of a captured and rewritten graph, inputs and parameters included.
 
-    Where there is no program (another device, a result that cannot be laid out) it is what the graph's values take.
+    If there is no program (another device, an unusual result), it is the peak of the graph run operator by operator.
 
     >>> import torch, fuse
     >>> graph = fuse.capture(torch.nn.Tanh(), (torch.ones(256),))
@@ -77,7 +80,7 @@ def peak_of_program(graph: GraphModule) -> Peak:
 
 
 def _parted(plan: Schedule, most: int) -> Peak:
-    """What holds the ``most`` bytes of a run of ``plan``."""
+    """The parts of the peak of ``most`` bytes of a run of ``plan``."""
     inputs = sum(buffer.size for buffer in plan.buffers if buffer.origin == "input")
     fresh = fresh_results(plan)
     results = sum(map(extent, fresh.values()))
@@ -110,7 +113,8 @@ def peak_of_plan(plan: Schedule) -> int:
 
 
 def fresh_results(plan: Schedule) -> dict[int, Tensor]:
-    """The buffers that are made anew in a call, for the caller or for custom operators, and how they are laid out."""
+    """The buffers that each call allocates for the caller or for custom operators, with fake tensors of their
+    layouts."""
     fresh = {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
     for buffer in sorted(handed_out(plan)):
         if plan.buffers[buffer].origin == "made":
@@ -119,16 +123,18 @@ def fresh_results(plan: Schedule) -> dict[int, Tensor]:
 
 
 def _held(plan: Schedule, results: int, lives: Sequence[tuple[int, int, int]] = ()) -> int:
-    """Bytes of a run besides its inputs: its results take ``results`` all the time, and others as long as ``lives``
-    says."""
-    _, arena = arranged(plan, set(fresh_results(plan)), plan.runtime.scratch_bytes(plan.steps))
+    """Peak bytes of a run without its inputs.
+
+    ``results`` bytes are held all the time; each of ``lives`` is (bytes, first step, last step).
+    """
+    _, arena = planned_memory(plan, set(fresh_results(plan)), plan.runtime.scratch_bytes(plan.steps))
     return results + arena.size + most_at_once([*_called(plan), *lives], len(plan.steps))
 
 
 def _called(plan: Schedule) -> list[tuple[int, int, int]]:
-    """Bytes, first and last step of what Python calls return, and of what loops hold while they run.
+    """(bytes, first step, last step) of results of Python calls, and of the memory of loops while they run.
 
-    A tensor that no later Python call reads is there to the end.
+    A tensor whose last reader is no Python call is held to the end.
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -141,7 +147,7 @@ def _called(plan: Schedule) -> list[tuple[int, int, int]]:
         if isinstance(step, LoopStep):
             lives.append((_held(step.body, _states(step)), number, number))
             handed = {ref.index for position, ref in step.results if (position or 0) < step.spec.carries}
-            first |= dict.fromkeys(handed, number + 1)  # till then they are among what the loop holds
+            first |= dict.fromkeys(handed, number + 1)  # until then they are part of the loop's memory
         elif isinstance(step, CallStep):
             lives.append((step.passing, number, number))
     last |= dict.fromkeys((r.buffer for r in plan.results if r and r.buffer in last), len(plan.steps))
@@ -149,8 +155,7 @@ def _called(plan: Schedule) -> list[tuple[int, int, int]]:
 
 
 def _states(loop: LoopStep) -> int:
-    """Bytes of the states that a loop hands from step to step, in two places each: what a call returns is there once
-    already."""
+    """Bytes of a loop's states, of which two steps are held at once; results of calls are counted once elsewhere."""
     handed = {r.buffer for r in loop.body.results[: loop.spec.carries] if r}
     made = fresh_results(loop.body)
     called = [loop.body.buffers[buffer] for buffer in handed]

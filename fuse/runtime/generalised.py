@@ -1,23 +1,25 @@
-"""One rewritten graph for all sizes between those that were captured.
+"""Generalised graphs: one rewritten graph for all sizes between captured ones.
 
     x [50, 3, 64]   captured                        graph A of (50, 3)
     x [20, 5, 64]   captured                        graph A of (20, 5)
     x [61, 9, 64]   captured                        graph A of (61, 9)
     x [33, 2, 64]   captured                        graph A of (33, 2)
-    x [37, 4, 64]   lies between: not captured      graph A of (37, 4): its loop takes 37 steps, its view is [148, 64]
+    x [37, 4, 64]   between them: not captured      graph A of (37, 4): its loop takes 37 steps, its view is [148, 64]
 
-A new size gets the graph of others if all of this holds:
+A call at new sizes gets the graph of others if all of these conditions hold:
 
-- Graphs of at least ``FEWEST`` calls of this kind have one text, and all their numbers follow from the sizes of inputs.
-- ``forward`` run at three sizes (:mod:`fuse.runtime.telling`) that note how they are used
-  (:mod:`fuse.runtime.size_reads`) compared or divided them only in ways that come out the same for the new ones.
-- Each of its sizes differs from theirs by a multiple of what theirs differ by: where all were even, nothing is known of
-  odd ones. None of theirs follows from others: of batches that all have 48 tokens, a mean is always a 48th of a sum.
-- Each number of the new graph is neither smaller nor larger than it was in all of these graphs, and of each two numbers
-  the larger is the one that was in one of these graphs: whatever else compared numbers on the way (a pass, an operator
-  that takes itself apart) had either answer before, and the text is the same.
+- Graphs of at least ``FEWEST`` calls of this kind have the same text, and all their numbers are formulas in the sizes
+  of the arguments.
+- ``forward`` was run with symbolic sizes (:mod:`fuse.runtime.size_reads`) at three sizes
+  (:mod:`fuse.runtime.probing_sizes`), and each recorded comparison has the same outcome for the new sizes.
+- Each new size differs from captured ones by a multiple of the greatest common divisor of their differences: if all
+  were even, nothing is known of odd ones. The captured sizes vary independently: if all batches have 48 tokens, a
+  division by 48 could also be a division by the number of tokens.
+- Each number of the new graph is between the least and the largest value that it had in captured graphs, and the order
+  of any two numbers occurred in one of these graphs. So a comparison without a record (in a pass, in the decomposition
+  of an operator) has an outcome that it had before, with the same text.
 
-Kernels are found or made for the new numbers as for those of a capture.
+Kernels are looked up or made as for a capture.
 """
 
 from __future__ import annotations
@@ -37,33 +39,37 @@ from fuse.kernel.extents import Conditions, plain, terms_of
 from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
 from fuse.kernel.spelled import Numbers
 from fuse.runtime.guards import CallGuard, call_guard, sources_of
+from fuse.runtime.probing_sizes import arguments_at, probe_sizes
 from fuse.runtime.program import Program
 from fuse.runtime.resized import arguments_in, resized, spelled_graphs
 from fuse.runtime.size_reads import UNKNOWN, size_conditions
 from fuse.runtime.state_guard import StateGuard
-from fuse.runtime.telling import arguments_at, telling
 from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled
 
 FEWEST = 4
-"""Calls that have to agree: with fewer, a formula that fits all may be another one."""
+"""Fewest calls with one text: with fewer, several formulas may fit."""
 FEWEST_VALUES = 3
-"""Values that each size has to have had: two points lie on any line."""
+"""Fewest values of each size: any two points are on a line."""
 MOST_CAPTURED = 48
-"""Captured calls of a kind that are compared; beyond, the oldest is forgotten."""
+"""Most captured calls of a kind that are compared; beyond, the oldest is dropped."""
 MOST_COLUMNS = 256
-"""Distinct numbers of a graph whose order is compared pair by pair; graphs with more are captured at each size."""
+"""Most distinct numbers of a graph, whose order is compared pair by pair; larger graphs are captured at each size."""
 MOST_KINDS = 8
+"""Most kinds of calls that are kept for one state of the model."""
 MOST_REACHED = 12
-"""Captures of a kind at sizes further out; one that is in vain counts as ``MOST_REACHED // 3``."""
+"""Most captures of a kind at larger or smaller sizes than called; a useless one counts as ``MOST_REACHED // 3``."""
 MOST_FOLLOWED = 3
-"""How often ``forward`` is run to follow its sizes, where that was in vain."""
+"""Most failed attempts to generalise a kind of calls."""
 
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One captured call: its rewritten graphs, with those of its ``training`` where it needs gradients; or one of other
-    sizes, with the training of a captured call. ``made_up``: nobody made the call, so that it has no program."""
+    """The rewritten graphs of a captured call, or of such a call at other sizes.
+
+    ``training`` is that of the captured call, if it needs gradients. ``made_up``: the user did not make this call, and
+    it has no program.
+    """
 
     graphs: tuple[GraphModule, ...]
     training: Training | None = None
@@ -71,29 +77,29 @@ class CapturedCall:
 
     @staticmethod
     def of(compiled: Compiled) -> CapturedCall | None:
-        """The call that a variant was made for; None where more than sizes tells such calls apart."""
+        """The call that a variant was made for; None if the variant depends on more than sizes."""
         training, graph = compiled.training, compiled.graph
         apart = compiled.carried or compiled.learning or compiled.resized
         if graph is None or apart or not isinstance(compiled.program, Program):
             return None
-        if training is not None and training.joint.own_gradients:  # they are Python that nobody follows
+        if training is not None and training.joint.own_gradients:  # Python code, whose uses of sizes are not recorded
             return None
         graphs = training.graphs() if training else (graph,)
         return None if any(graph.meta.get("failed") for graph in graphs) else CapturedCall(graphs, training)
 
     def spelled(self) -> CapturedGraphs | None:
-        """Its graphs, to be compared with others; None where that cannot be done."""
+        """The text and numbers of its graphs; None if a graph has no text."""
         try:
             text, numbers = spelled_graphs(self.graphs)
             arguments = arguments_in(self.graphs[0])
-        except Exception:  # a fault of ours must not become the user's: every size is captured
+        except Exception:  # a fault in fuse must not reach the user: every size is captured
             return None
         return CapturedGraphs(self, text + (self.training.beside() if self.training else ""), numbers, arguments)
 
 
 @dataclass(frozen=True)
 class CapturedGraphs:
-    """The rewritten graphs of one captured call, their text, their numbers, and how many of them the arguments have."""
+    """The text and numbers of a captured call's graphs; the first ``arguments`` numbers are layouts of arguments."""
 
     call: CapturedCall
     text: str
@@ -102,7 +108,7 @@ class CapturedGraphs:
 
 
 def layouts_of(leaves: Sequence[Any]) -> Numbers:
-    """Sizes and strides of the tensors of a call, as a graph of it begins with.
+    """Sizes and strides of the tensors of a call, in the order of the first numbers of its graph.
 
     >>> layouts_of([torch.ones(2, 3), 4, torch.ones(5)])
     (2, 3, 3, 1, 5, 1)
@@ -113,43 +119,47 @@ def layouts_of(leaves: Sequence[Any]) -> Numbers:
 
 @dataclass(eq=False)
 class Generalised:
-    """What graphs of one text have in common; see :func:`generalised`.
+    """Graphs of one text with formulas for their numbers; made by :func:`generalised`.
 
-    ``others``: graphs of calls of this kind that have another text.
-    ``relation`` and ``evaluate``: each number as a formula in sizes, and all of them for given ones. ``places``: for
-    each size a number of the arguments that is ``factor`` times the size and ``shift`` more. ``steps``: for each size
-    one that it had, and the greatest number of which all that it had differ by a multiple. ``columns``: distinct
-    numbers, by the place of one, with the least and the largest value. ``orders``: of pairs of columns, the signs that
-    their difference had. ``met``: whether ``forward`` takes the same way with other sizes; None before it was followed.
+    Attributes:
+        members: the captured graphs with this text.
+        others: graphs of calls of this kind with another text.
+        relation: each number as a constant or a formula in the sizes.
+        evaluate: computes all numbers from sizes.
+        sources: for each size, ``(position, factor, shift)``: number ``position`` of the arguments is
+            ``factor * size + shift``.
+        steps: for each size, one of its values, and the greatest common divisor of differences between its values.
+        columns: distinct numbers: ``(position, least value, largest value)``.
+        orders: for pairs of these numbers that overlap, the signs that their difference had.
+        met: whether all comparisons in ``forward`` have the same outcomes at other sizes; None before it was run.
     """
 
     members: tuple[CapturedGraphs, ...]
     others: tuple[CapturedGraphs, ...]
     relation: Relation
     evaluate: Callable[..., Numbers]
-    places: tuple[tuple[int, int, int], ...]
+    sources: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, int], ...]
     columns: tuple[tuple[int, int, int], ...]
     orders: tuple[tuple[int, int, frozenset[int]], ...]
     met: Callable[..., bool] | None = None
 
     def sizes(self, given: Numbers) -> tuple[int, ...] | None:
-        """The sizes of a call whose inputs have these layouts; None where they do not follow from sizes."""
+        """The sizes of a call whose arguments have these layouts; None if the layouts do not fit the formulas."""
         found = []
-        for place, factor, shift in self.places:
-            size, rest = divmod(given[place] - shift, factor)
+        for position, factor, shift in self.sources:
+            size, rest = divmod(given[position] - shift, factor)
             if rest or size < 1:
                 return None
             found.append(size)
         return tuple(found) if self.evaluate(*found)[: len(given)] == given else None
 
     def covers(self, sizes: Sequence[int]) -> bool:
-        """Whether the numbers of a graph for these sizes lie between those of the members, and in an order that some
-        member has."""
+        """Whether the numbers for these sizes are between those of the members, in an order that some member has."""
         if any((size - had) % step for size, (had, step) in zip(sizes, self.steps, strict=True)):
             return False
         numbers = self.evaluate(*sizes)
-        if any(not low <= numbers[place] <= high for place, low, high in self.columns):
+        if any(not low <= numbers[position] <= high for position, low, high in self.columns):
             return False
         return all(_sign(numbers[a] - numbers[b]) in seen for a, b, seen in self.orders)
 
@@ -158,16 +168,18 @@ class Generalised:
         return [own for one in self.members if (own := self.sizes(one.numbers[: one.arguments]))]
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
-        """Find out what ``forward`` compares sizes with, in a call that has these and at others; whether all members
-        agree."""
+        """Run ``forward`` with symbolic sizes at ``sizes`` and at two others, and set ``met`` from its comparisons.
+
+        Returns whether that succeeded: all members have the same outcomes, and no graph of another text does.
+        """
         had = zip(*self.had(), strict=True)
         bounds = [(min(of), max(of), step) for of, (_, step) in zip(had, self.steps, strict=True)]
-        further = telling(bounds, lambda one: one != sizes and self.covers(one), self.evaluate)
+        further = probe_sizes(bounds, lambda one: one != sizes and self.covers(one), self.evaluate)
         noted: dict[str, bool] = {}
         for one in (sizes, *further):
             try:
                 found = self._noted(model, *arguments_at(args, kwargs, self.evaluate(*one)), one)
-            except Exception:  # of the user's code, or a fault of ours, which must not become the user's
+            except Exception:  # of the user's code, or a fault in fuse, which must not reach the user
                 return False
             if any(noted.setdefault(text, outcome) is not outcome for text, outcome in found.items()):
                 return False
@@ -177,22 +189,21 @@ class Generalised:
     def _noted(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
     ) -> dict[str, bool]:
-        """What ``forward`` compares sizes with in one call, and the outcomes."""
+        """The comparisons of sizes in one run of ``forward``, with their outcomes."""
         conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False)
         formulas: dict[int, int] = {}
         several: set[int] = set()
-        for place, _, _ in self.columns:
-            number = numbers[place]
+        for position, _, _ in self.columns:
+            number = numbers[position]
             if terms_of(formulas.setdefault(plain(number), number)) != terms_of(number):
                 several.add(plain(number))
-        for number in several:  # which formula it is cannot be said
+        for number in several:  # several formulas have this value
             del formulas[number]
         size_conditions(model, args, kwargs, formulas, conditions, self.members[-1].call.training is not None)
         return {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
 
     def decide(self, met: Callable[..., bool]) -> bool:
-        """Take ``met`` for what tells the way of ``forward``; whether it says so of all members, and of no other graph
-        between them."""
+        """Set ``met`` if it is true for all members, and false for each graph of another text between them."""
 
         def tells(one: CapturedGraphs) -> bool:
             sizes = self.sizes(one.numbers[: one.arguments])
@@ -204,7 +215,7 @@ class Generalised:
 
 
 def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
-    """What graphs of calls of one kind have in common with the last of them; None where too few do."""
+    """Formulas for the numbers of all graphs with the text of the last one; None if there are too few graphs."""
     last = graphs[-1]
     alike = (one for one in graphs if one.text == last.text and all(map(are_alike, one.numbers, last.numbers)))
     same = [one for one in alike if all(map(_same_constants, one.call.graphs, last.call.graphs))]
@@ -215,18 +226,18 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
         return None
     relation = found[1]
     names = [f"n{i}" for i in range(len(found[0]))]
-    if any(len({one.numbers[place] for one in same}) < FEWEST_VALUES for place in found[0]):
+    if any(len({one.numbers[position] for one in same}) < FEWEST_VALUES for position in found[0]):
         return None
-    if not _tell(relation, [one.numbers for one in same]):
+    if not _are_independent_sizes(relation, [one.numbers for one in same]):
         return None
-    places = [_place_of(name, relation[: last.arguments]) for name in names]
-    if not all(places):
+    sources = [_source_of(name, relation[: last.arguments]) for name in names]
+    if not all(sources):
         return None
     conditions = Conditions(tuple(names))
     expected = ", ".join(conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
     columns: dict[Numbers, int] = {}
-    for place, column in enumerate(zip(*(one.numbers for one in same), strict=True)):
-        columns.setdefault(column, place)
+    for position, column in enumerate(zip(*(one.numbers for one in same), strict=True)):
+        columns.setdefault(column, position)
     if len(columns) > MOST_COLUMNS:
         return None
     return Generalised(
@@ -234,32 +245,32 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
         tuple(one for one in graphs if one.text != last.text and one.arguments == last.arguments),
         relation,
         conditions.function(f"({expected},)"),
-        tuple(place for place in places if place),
-        tuple(_steps([one.numbers[place] for one in same]) for place in found[0]),
-        tuple((place, min(column), max(column)) for column, place in columns.items()),
+        tuple(source for source in sources if source),
+        tuple(_steps([one.numbers[position] for one in same]) for position in found[0]),
+        tuple((position, min(column), max(column)) for column, position in columns.items()),
         tuple(_orders(columns)),
     )
 
 
 def _same_constants(one: GraphModule, other: GraphModule) -> bool:
-    """Whether graphs of one text have the same numbers where these follow from no sizes."""
+    """Whether two graphs of one text have equal constant tensors, except those that are computed from sizes."""
     pairs = zip(one.meta["signature"].inputs, other.meta["signature"].inputs, strict=True)
     made = ((a.value, b.value) for a, b in pairs if a.value is not None and a.origin is None)
     return all(a is b or (b is not None and a.dtype == b.dtype and torch.equal(a, b)) for a, b in made)
 
 
-def _tell(relation: Relation, calls: Sequence[Numbers]) -> bool:
-    """Whether the sizes of these calls tell what follows from one of them from what follows from others.
+def _are_independent_sizes(relation: Relation, calls: Sequence[Numbers]) -> bool:
+    """Whether the sizes of these calls vary independently, so that formulas in them are unique.
 
-    No size may be a sum of multiples of others and a number, nor one and its product with another, nor a product of
-    powers: where 2 * n0 + n1 is always 20, or n0 * n1 is 48, nobody knows what 20 and 48 are in other calls. Such a
-    number need be none of a graph: gradients of a mean are divided by 48, and what follows from that may be a float.
+    They do not if a size is a linear combination of others and a constant, of another and their product, or a product
+    of powers of others: if 2 * n0 + n1 is always 20, or n0 * n1 is always 48, the numbers 20 and 48 are unknown at
+    other sizes. These numbers need not be in a graph: the gradient of a mean is divided by 48, which may give a float.
 
     >>> relation = ((("n0",), 1),), ((("n1",), 1),)
-    >>> _tell(relation, [(8, 6), (12, 4), (16, 3), (24, 2)]), _tell(relation, [(8, 6), (12, 4), (16, 5), (24, 2)])
-    (False, True)
+    >>> _are_independent_sizes(relation, [(8, 6), (12, 4), (16, 3), (24, 2)]), _are_independent_sizes(relation, [(8, 6),
+    (12, 4), (16, 5), (24, 2)]) (False, True)
     """
-    columns: dict[str, dict[Numbers, None]] = {}  # of each size: its values, and those of a few more or less
+    columns: dict[str, dict[Numbers, None]] = {}  # by size: its values, and the values of size plus a constant
     for terms, column in zip(relation, zip(*calls, strict=True), strict=True):
         if isinstance(terms, tuple):
             ((factors, times), *_) = (term for term in terms if term[0])
@@ -275,7 +286,7 @@ def _tell(relation: Relation, calls: Sequence[Numbers]) -> bool:
 
 
 def _independent(columns: Sequence[Sequence[float]]) -> bool:
-    """Whether none of the columns is a sum of multiples of others.
+    """Whether the columns are linearly independent.
 
     >>> _independent([[1.0, 2.0, 3.0], [1.0, 0.0, 1.0]]), _independent([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])
     (True, False)
@@ -283,18 +294,18 @@ def _independent(columns: Sequence[Sequence[float]]) -> bool:
     rest = [[number / (max(map(abs, column)) or 1.0) for number in column] for column in columns]
     while rest:
         column = rest.pop()
-        place = max(range(len(column)), key=lambda i: abs(column[i]))
-        if abs(column[place]) < 1e-9:
+        position = max(range(len(column)), key=lambda i: abs(column[i]))
+        if abs(column[position]) < 1e-9:
             return False
         for other in rest:
-            times = other[place] / column[place]
+            times = other[position] / column[position]
             other[:] = [b - times * a for a, b in zip(column, other, strict=True)]
-            other[place] = 0.0
+            other[position] = 0.0
     return True
 
 
 def _steps(had: Sequence[int]) -> tuple[int, int]:
-    """One of several numbers, and the greatest number of which all differ by a multiple.
+    """The first of several numbers, and the greatest common divisor of their differences.
 
     >>> _steps([24, 8, 40])
     (24, 16)
@@ -302,23 +313,23 @@ def _steps(had: Sequence[int]) -> tuple[int, int]:
     return had[0], math.gcd(*(one - had[0] for one in had))
 
 
-def _place_of(name: str, relation: Relation) -> tuple[int, int, int] | None:
-    """A number that is a multiple of a size and a few more: its place, the factor and the rest."""
-    for place, terms in enumerate(relation):
+def _source_of(name: str, relation: Relation) -> tuple[int, int, int] | None:
+    """A number that is ``factor * size + shift``: its position, the factor and the shift; None if there is none."""
+    for position, terms in enumerate(relation):
         if isinstance(terms, tuple):
             factors = dict(terms)
             shift = factors.pop((), 0)
             if list(factors) == [(name,)]:
-                return place, factors[name,], shift
+                return position, factors[name,], shift
     return None
 
 
 def _orders(columns: Mapping[Numbers, int]) -> list[tuple[int, int, frozenset[int]]]:
-    """Of pairs of columns that overlap, which of the two was the larger."""
+    """For pairs of columns whose ranges overlap: both positions, and the signs of their differences."""
     found = []
-    for (one, place), (other, another) in combinations(columns.items(), 2):
+    for (one, position), (other, another) in combinations(columns.items(), 2):
         if max(one) >= min(other) and max(other) >= min(one):
-            found.append((place, another, frozenset(_sign(a - b) for a, b in zip(one, other, strict=True))))
+            found.append((position, another, frozenset(_sign(a - b) for a, b in zip(one, other, strict=True))))
     return found
 
 
@@ -328,11 +339,14 @@ def _sign(number: int) -> int:
 
 @dataclass(eq=False)
 class KindOfCalls:
-    """Captured calls that differ in sizes only, and what their graphs have in common.
+    """Captured calls that differ in sizes only, and their generalised graphs.
 
-    ``facts`` are those of the tensors of a call that are no sizes. ``sources``: where the placeholders' tensors come
-    from. ``reaches``: captures at sizes further out than those of calls, which may still be made. ``_held``: tensors
-    that do not come with a call, with the facts of each, sizes among them: ``module.double()`` changes these.
+    Attributes:
+        guard: the guard of the first call.
+        facts: dtype, rank, device and similar facts of the tensors of a call.
+        sources: origins of the placeholders' tensors.
+        reaches: captures at made-up sizes that may still be made.
+        _held: tensors that do not come with a call, with their facts and sizes, which ``module.double()`` changes.
     """
 
     guard: CallGuard
@@ -346,17 +360,19 @@ class KindOfCalls:
     _in_vain: int = 0
 
     def add(self, captured: CapturedCall, held: Sequence[Tensor]) -> None:
-        """A call was captured; its graphs are spelled once a call of another size comes. ``held`` are tensors that do
-        not come with the call."""
+        """Add a captured call; ``held`` are tensors that do not come with the call.
+
+        Its text and numbers are computed when a call of another size comes.
+        """
         self._waiting.append(captured)
         self._held |= {id(tensor): (tensor, _facts_of_held(tensor)) for tensor in held}
 
     def holds(self) -> bool:
-        """Whether tensors that do not come with a call are what they were."""
+        """Whether the tensors that do not come with a call still have their dtypes, sizes and devices."""
         return all(_facts_of_held(tensor) == facts for tensor, facts in self._held.values())
 
     def between(self, given: Numbers) -> Between | None:
-        """What serves a call whose tensors have these layouts, or may once sizes further out are captured."""
+        """The generalised graph for a call with these layouts; ``within`` is False if the sizes are out of range."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
             spelled = [one for call in self._waiting if (one := call.spelled()) is not None]
             self._captured = [*self._captured, *spelled][-MOST_CAPTURED:]
@@ -373,8 +389,10 @@ class KindOfCalls:
         return max(found, key=lambda one: one.within, default=None)
 
     def reached(self, made_up: CapturedCall, given: Numbers) -> Between | None:
-        """What serves a call whose tensors have these layouts, now that a call further out is captured; None where
-        nothing does, and then all is as it was before."""
+        """The generalised graph for a call with these layouts, with the made-up call as a further member.
+
+        If none serves the call, the made-up call is dropped and None is returned.
+        """
         before = self._captured, self._common
         self._waiting.append(made_up)
         found = self.between(given)
@@ -384,7 +402,7 @@ class KindOfCalls:
         return None
 
     def _as_before(self, common: Generalised) -> bool:
-        """Whether what was found of ``forward`` before holds with one more graph; True where nothing was."""
+        """Whether the comparisons of ``forward`` that are known hold for one more member; True if none are known."""
         for before in self._common:
             same = before.members[-1].text == common.members[-1].text and before.relation == common.relation
             if same and before.met is not None:
@@ -392,14 +410,14 @@ class KindOfCalls:
         return True
 
     def give_up(self, common: Generalised) -> None:
-        """No graph for other sizes comes of it."""
+        """Drop a generalised graph that cannot be used."""
         self._common = [one for one in self._common if one is not common]
         self._in_vain += 1
 
 
 @dataclass(frozen=True)
 class Between:
-    """What serves a call whose sizes lie between those of captured calls; or not yet, where they are not ``within``."""
+    """A generalised graph for a call with these sizes; not ``within`` if they are beyond those of captured calls."""
 
     kind: KindOfCalls
     common: Generalised
@@ -407,31 +425,30 @@ class Between:
     within: bool = True
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether ``forward`` may use sizes as it does; where nobody knows yet, it is run for this call."""
+        """Whether all comparisons of sizes in ``forward`` are known; runs ``forward`` at this call's sizes if not."""
         if self.common.met is None and not self.common.follow(model, args, kwargs, self.sizes):
             self.kind.give_up(self.common)
             return False
         return True
 
     def captured(self) -> CapturedCall | None:
-        """The call as if it had been captured, its graphs not built; None where its views are others than the formulas
-        say."""
+        """The graphs of this call, without a capture; None if a view has another layout than the formulas give."""
         like = self.common.members[-1].call
         try:
             return CapturedCall(resized(like.graphs, self.common.evaluate(*self.sizes)), like.training)
-        except Exception:  # NotResized, or a fault of ours, which must not become the user's
+        except Exception:  # NotResized, or a fault in fuse, which must not reach the user
             self.kind.give_up(self.common)
             return None
 
 
 class KindsOfCalls:
-    """The kinds of calls of a model that were captured, by the state that it was in."""
+    """The kinds of captured calls of a model, by the state of the model."""
 
     def __init__(self) -> None:
         self._by_state: WeakKeyDictionary[StateGuard, list[KindOfCalls]] = WeakKeyDictionary()
 
     def add(self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module) -> None:
-        """A call with these leaves was captured, and nothing but sizes tells such calls apart."""
+        """Add a captured call with these leaves, if the variant depends on sizes only."""
         captured = CapturedCall.of(compiled)
         if captured is None:
             return
@@ -449,7 +466,7 @@ class KindsOfCalls:
     def find(
         self, states: Iterable[StateGuard], leaves: Sequence[Any], spec: Any, held: Sequence[Tensor]
     ) -> KindOfCalls | None:
-        """The kind of a call with these leaves and this structure, the model holding these tensors."""
+        """The kind of a call with these leaves and this structure, or None; ``held`` are the model's tensors."""
         facts = facts_of(leaves)
         for state in states:
             for kind in self._by_state.get(state, ()):
@@ -461,7 +478,7 @@ class KindsOfCalls:
 
 
 def facts_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """What operators look at of the tensors of a call, but for sizes."""
+    """The facts about the tensors of a call that operators depend on, sizes left out; None for other leaves."""
     return tuple(
         (type(leaf), leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad, torch._C._dispatch_keys(leaf))
         if isinstance(leaf, Tensor)

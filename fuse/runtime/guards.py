@@ -1,7 +1,7 @@
-"""The guard of a call: whether a compiled graph serves it.
+"""Call guards: whether a compiled variant serves a call.
 
-:class:`CallGuard` watches layouts of tensors, values of other arguments, context variables that the code names, and the
-modes torch is in. torch's own ``TensorGuards`` checks type, dtype, device, layout, ``requires_grad``, dispatch keys
+:class:`CallGuard` checks the layouts of tensors, the values of other arguments, context variables that the code names,
+and torch's modes. torch's own ``TensorGuards`` checks type, dtype, device, layout, ``requires_grad``, dispatch keys
 (autocast and inference mode among them), and that no tensor occurs twice. The guard of the model is in
 ``state_guard.py``.
 """
@@ -27,7 +27,7 @@ from fuse.graph.reachable_state import value_of
 from fuse.graph.signature import InputSpec, held_tensor
 
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many there are: a default device is one of them, to be asked for only then."""
+"""Number of active function modes. A default device is one, so that it is read only if there are any."""
 _grad_mode, _inference_mode, _default_dtype = (
     torch.is_grad_enabled,
     torch.is_inference_mode_enabled,
@@ -39,7 +39,7 @@ _PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.No
 
 
 class ArrayContents:
-    """Equal to one array only, as long as it holds the numbers that it held."""
+    """Compares equal to one array object only, and only while the array's contents are unchanged."""
 
     __slots__ = ("held", "value")
 
@@ -49,7 +49,7 @@ class ArrayContents:
 
     @staticmethod
     def of(value: object) -> ArrayContents | None:
-        """For an array that can be compared."""
+        """The contents of an array; None for other objects."""
         base = base_of(value)
         return ArrayContents(value, contents(value, base)) if base in memory_kinds() else None
 
@@ -58,7 +58,7 @@ class ArrayContents:
 
 
 def same_value(a: object, b: object) -> bool:
-    """Equal and of one type; zeros by sign, NaN equal to NaN.
+    """Whether two values have one type and are equal; zeros must have the same sign, and NaN equals NaN.
 
     >>> same_value(1, 1), same_value(1, True), same_value(0.0, -0.0), same_value(math.nan, float("nan"))
     (True, False, False, True)
@@ -71,12 +71,12 @@ def same_value(a: object, b: object) -> bool:
         return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
     try:
         return bool(a == b)
-    except Exception:  # arrays and the like: only the same object is the same
+    except Exception:  # arrays and the like are compared by identity
         return False
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], pytree.TreeSpec | None]:
-    """The leaves of a call's arguments in capture's order; the structure is None for plain positional leaves.
+    """The leaves of a call's arguments, in the order of capture, and their structure; None for plain positional ones.
 
     >>> flatten((torch.ones(1), 2), {})
     ((tensor([1.]), 2), None)
@@ -87,7 +87,7 @@ def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any
 
 
 def modes() -> tuple[Any, ...]:
-    """The modes of torch that decide what a call computes and returns."""
+    """The modes of torch on which the result of a call depends."""
     return (
         _grad_mode(),
         _inference_mode(),
@@ -101,11 +101,19 @@ def modes() -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class CallGuard:
-    """Which calls one compiled variant serves.
+    """The conditions under which one compiled variant serves a call.
 
-    ``pick`` selects the tensors of the placeholders from ``(*leaves, *state)``; ``state`` are the tensors that do not
-    come with the call. ``repeated`` are pairs of leaves that are one tensor, ``pinned`` leaves that are a tensor of
-    the model. ``context`` are context variables and their values.
+    Attributes:
+        count: number of leaves.
+        spec: structure of the arguments; None for plain positional leaves.
+        modes: torch's modes.
+        values: expected values of leaves that are no tensors, by position.
+        state: tensors of placeholders that do not come with the call.
+        pick: selects the tensors of the placeholders from ``(*leaves, *state)``.
+        check: checks the layouts and other facts of these tensors.
+        repeated: pairs of leaves that are the same tensor.
+        pinned: leaves that are tensors of the model, by position.
+        context: context variables with their expected values.
     """
 
     count: int
@@ -122,7 +130,7 @@ class CallGuard:
     def match(
         self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
-        """The tensors of the placeholders if the call is one of these, else None."""
+        """The tensors of the placeholders if the variant serves the call, else None."""
         if len(leaves) != self.count or current_modes != self.modes or spec != self.spec:
             return None
         for index, value in self.values:
@@ -138,7 +146,7 @@ class CallGuard:
         return tensors if self.check(*tensors) else None
 
     def differs_in_sizes(self, other: CallGuard) -> bool:
-        """Whether calls of these two guards differ in nothing but what their tensors are."""
+        """Whether two guards are equal except for the facts about tensors."""
         return (
             (self.count, self.spec, self.modes, self.repeated) == (other.count, other.spec, other.modes, other.repeated)
             and all(i == j and same_value(a, b) for (i, a), (j, b) in zip(self.values, other.values, strict=True))
@@ -146,7 +154,7 @@ class CallGuard:
         )
 
     def in_context(self) -> bool:
-        """Whether the context variables have the values that they had."""
+        """Whether the context variables have their expected values."""
         for variable, value in self.context:
             now = value_of(variable)
             if now is not value and not (type(value) in _PLAIN_LEAVES and same_value(now, value)):
@@ -155,8 +163,8 @@ class CallGuard:
 
 
 def sources_of(inputs: Sequence[InputSpec], model: nn.Module, count: int) -> list[int | Tensor]:
-    """Where the tensors of placeholders come from: a position among the leaves of the call, of which there are
-    ``count``, and of the attributes that it reads; or a tensor that stays."""
+    """The origins of the placeholders' tensors: a position among the ``count`` leaves of the call and the attributes
+    that it reads; or a tensor that is the same in all calls."""
     offsets = {"argument": 0, "attribute": count}
     return [offsets[spec.kind] + spec.index if spec.kind in offsets else held_tensor(spec, model) for spec in inputs]
 
@@ -170,8 +178,8 @@ def call_guard(
 ) -> CallGuard:
     """A guard for calls like this one.
 
-    ``sources`` says for every placeholder where its tensor comes from: the position of a leaf, or a tensor that
-    stays. ``context`` is what the call may read of context variables.
+    ``sources`` has, for each placeholder, the position of a leaf, or a tensor that is the same in all calls.
+    ``context`` has the context variables that the call may read.
     """
     state = tuple(source for source in sources if isinstance(source, Tensor))
     positions, next_state = [], len(leaves)
@@ -219,7 +227,7 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...
 
 
 def _tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """``TensorGuards.check`` for these tensors. The guard holds no tensor, and an empty one answers False."""
+    """``TensorGuards.check`` for these tensors, which it does not hold; always True for no tensors."""
     sizes: Any = [list(t.shape) for t in tensors]
     strides: Any = [list(t.stride()) for t in tensors]
     guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
@@ -228,7 +236,7 @@ def _tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 
 def overlaps(tensors: Sequence[Tensor], written: frozenset[int]) -> bool:
-    """Whether a tensor that is written shares memory with another one.
+    """Whether a tensor whose position is in ``written`` shares memory with another one.
 
     >>> x = torch.zeros(8)
     >>> overlaps([x[:4], x[4:]], frozenset({0})), overlaps([x[:5], x[4:]], frozenset({0}))

@@ -1,8 +1,8 @@
-"""Ctrl-C while compilers run: they are stopped, whichever thread waits for them.
+"""Stopping of compilers on Ctrl-C, whichever thread waits for them.
 
-A compiler is a process group of its own, which Ctrl-C does not reach, and the thread that waits for it is often not the
-main one, which is interrupted. An interruption within :func:`stopped_on_interrupt` therefore stops all compilers that
-were started for the caller, by threads that run in a copy of its context.
+A compiler has its own process group, which Ctrl-C does not reach. The thread that waits for it is often not the main
+thread, which is interrupted. So an interruption within :func:`stopped_on_interrupt` stops all compilers that were
+started for the caller, also by threads that run in a copy of its context.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 ALERT = 0.2
-"""Seconds after which a thread that waits looks whether it was interrupted."""
+"""Seconds between checks for an interruption in a waiting thread: a user does not notice the delay."""
 
 
 class _Compilers:
-    """The compilers that run for one caller."""
+    """The running compilers of one caller."""
 
     def __init__(self) -> None:
         self._running: set[int] = set()
@@ -53,7 +53,7 @@ _FOR: ContextVar[tuple[_Compilers, ...]] = ContextVar("_FOR", default=())
 
 @contextlib.contextmanager
 def stopped_on_interrupt() -> Iterator[None]:
-    """Stop the compilers that are started within, and let no other start, if the caller is interrupted.
+    """A context in which an interruption of the caller stops its running compilers and prevents new ones.
 
     >>> with stopped_on_interrupt():
     ...     are_stopped()
@@ -73,7 +73,7 @@ def stopped_on_interrupt() -> Iterator[None]:
 
 
 def awaited(future: Future[Result]) -> Result:
-    """The result of ``future``. Python misses a Ctrl-C that comes while a thread is about to wait without end.
+    """The result of ``future``, waiting with a timeout: Python misses a Ctrl-C just before a wait without one.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> with ThreadPoolExecutor() as pool:
@@ -86,13 +86,13 @@ def awaited(future: Future[Result]) -> Result:
 
 
 def are_stopped() -> bool:
-    """Whether the caller for whom this thread works was interrupted."""
+    """Whether the caller of this thread was interrupted."""
     return any(compilers.stopped for compilers in _FOR.get())
 
 
 @contextlib.contextmanager
 def running(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """``process`` runs for the callers of this thread, until it has ended."""
+    """A context in which ``process`` counts as a compiler of this thread's callers."""
     callers = _FOR.get()
     for compilers in callers:
         compilers.add(process.pid)
@@ -104,6 +104,6 @@ def running(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def kill_group(process: int) -> None:
-    """Stop a process with all that it started."""
+    """Kill a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)

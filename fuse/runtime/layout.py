@@ -10,11 +10,11 @@ from torch import Tensor
 
 _guards: Any = torch._C._dynamo.guards
 part: Callable[[Tensor, tuple[int, ...], tuple[int, ...], int], Tensor] = _guards._reinterpret_tensor
-"""The tensor of that size and stride, so many elements behind the first of another: a view, without the dispatcher."""
+"""``part(tensor, size, stride, offset)``: a view of a tensor, offset in elements, made without the dispatcher."""
 
 
 def extent(value: Tensor) -> int:
-    """Bytes from the first to the last element of a tensor, both included.
+    """Bytes from the first to the last element of a tensor, both included; 0 for an empty one.
 
     >>> extent(torch.empty(2, 3)), extent(torch.empty(2, 6)[:, ::2]), extent(torch.empty(0, 3))
     (24, 44, 0)
@@ -30,14 +30,14 @@ def origin_bytes(value: Tensor) -> int:
 
 
 def same_layout(a: Tensor, b: Tensor) -> bool:
-    """Same elements in the same places; strides of dimensions of one element do not matter."""
+    """Whether two tensors have one dtype, size and stride; strides of dimensions of one element do not matter."""
     if a.dtype != b.dtype or a.shape != b.shape or is_lazy(a) != is_lazy(b):
         return False
     return all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)) or a.numel() == 0
 
 
 def is_lazy(value: Tensor) -> bool:
-    """Whether the bytes in memory are not the value yet: a view that still has to be conjugated or negated.
+    """Whether a tensor is lazily conjugated or negated, so that its memory does not hold its values.
 
     >>> is_lazy(torch.ones(2, dtype=torch.complex64).conj()), is_lazy(torch.ones(2))
     (True, False)

@@ -1,4 +1,4 @@
-"""Matrix products that a library computes as steps of native code."""
+"""Matrix products that a BLAS library computes as native steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.fx import Node
 
 @dataclass(frozen=True)
 class LibraryProduct:
-    """One library launch: ``C = alpha A B + beta bias``, for every matrix of a batch.
+    """One library launch: ``C = alpha A B + beta bias``, for every matrix of a batch, in row-major layout.
 
-    ``m, n, k``, leading dimensions and batch strides are in elements, as the row-major product sees them.
-    ``bias_layout`` is size and stride of the bias broadcast over C.
+    ``A`` is ``m`` by ``k``, ``B`` is ``k`` by ``n``. Layouts are (transposed, leading dimension); leading dimensions
+    and batch strides are in elements. ``bias_layout`` is the size and stride of the bias broadcast to C.
     """
 
     left: Node
@@ -23,8 +23,8 @@ class LibraryProduct:
     m: int
     n: int
     k: int
-    left_form: tuple[bool, int]  # transposed, leading dimension
-    right_form: tuple[bool, int]
+    left_layout: tuple[bool, int]  # transposed, leading dimension
+    right_layout: tuple[bool, int]
     result_leading: int
     alpha: float = 1.0
     beta: float = 0.0
@@ -34,6 +34,6 @@ class LibraryProduct:
 
     @property
     def largest(self) -> int:
-        """The largest number that BLAS is given."""
-        leading = (self.left_form[1], self.right_form[1], self.result_leading)
+        """The largest integer among the arguments of the BLAS call."""
+        leading = (self.left_layout[1], self.right_layout[1], self.result_leading)
         return max(self.batch, self.m, self.n, self.k, *leading)

@@ -1,6 +1,6 @@
-"""Make a variant that serves a call: capture, passes, kernels; or say why such calls run eager.
+"""Make a variant that serves a call: capture, passes, kernels; or give the reason why such calls run eager.
 
-call -> capture -> passes -> program            what cannot be captured or built runs eager, for a reason
+call -> capture -> passes -> program            calls that cannot be captured or built run eager, with a reason
         capture_joint -> passes -> training     where the call needs gradients
 """
 
@@ -36,7 +36,7 @@ from fuse.runtime.mutated_attributes import carried, tensors_of
 from fuse.runtime.program import Program, begun, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import without_kernels, without_kernels_for
-from fuse.runtime.result_reconstruction import playback
+from fuse.runtime.result_reconstruction import reconstruction
 from fuse.runtime.specialised import Confirmation, Family
 from fuse.runtime.states import LARGEST_VARIANTS
 from fuse.runtime.steps import Fallback
@@ -56,12 +56,20 @@ class ModelCall:
 
 @dataclass(eq=False)
 class Maker:
-    """What all variants of one model are made with, and what is known of the model since.
+    """Settings that all variants of one model share, and facts about the model that calls showed.
 
-    ``kept`` are the attributes that calls assigned so far.
-    ``changing`` are guards of calls that were seen to change something, once, and ``filling`` is what the last such
-    call is reported with. ``trained`` are tensors that need gradients and are no parameters: ``forward`` finds them in
-    plain attributes or globals. ``warned`` is what was said; nothing is where it is ``quiet``.
+    Attributes:
+        model: the model.
+        frozen: whether weights are frozen.
+        passes: names of the passes; None for the default.
+        fuel: number of rewrites to apply; None for all.
+        lock: held while the model is captured.
+        kept: attributes that calls assigned so far.
+        changing: guards of calls that changed something outside of their results, once.
+        filling: the reason that the last such call is reported with.
+        trained: tensors with ``requires_grad`` in plain attributes or globals, which are no parameters.
+        warned: warnings given so far.
+        quiet: whether warnings are suppressed.
     """
 
     model: nn.Module
@@ -81,13 +89,13 @@ class Maker:
         return str(self.model._get_name())
 
     def warn(self, message: str) -> None:
-        """Say something once, as if it came from the user's line."""
+        """Give a warning once, attributed to the user's line."""
         if message not in self.warned and not self.quiet:
             self.warned.add(message)
             warnings.warn(message, stacklevel=_outside())
 
     def tensors(self) -> list[Tensor]:
-        """Parameters and buffers, but for buffers that calls assign."""
+        """Parameters and buffers, without buffers that calls assign."""
         kept = set(map(str, self.kept))
         return [*self.model.parameters(), *(b for name, b in self.model.named_buffers() if name not in kept)]
 
@@ -102,7 +110,7 @@ class Maker:
 
 
 def _outside() -> int:
-    """The stack level of the first caller that is neither here nor in ``nn.Module``."""
+    """The stack level of the first caller outside of ``fuse.runtime`` and ``torch.nn``."""
     frame, level = sys._getframe(1), 1
     inside = ("fuse.runtime", "torch.nn", "contextlib")
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(inside):
@@ -118,12 +126,17 @@ def make(
     alike: Sequence[Compiled] = (),
     resized: CapturedCall | None = None,
 ) -> Compiled:
-    """A variant for calls like this one; one of the specialisations ``alike`` where it serves such calls, too.
+    """A variant for calls like this one.
 
-    ``resized`` has the graphs of the call, where these are known without a capture.
+    Args:
+        maker: settings of the model.
+        call: the call.
+        family: the record of specialisations of such calls, if there are some.
+        alike: these specialisations; one is returned if it serves the call too.
+        resized: the graphs of the call, if they are known without a capture.
 
     Raises:
-        NotYet: kernels would be compiled, which the caller does not want.
+        NotYet: kernels would have to be compiled, which the caller does not allow now.
     """
     graph: GraphModule | None = None
     training: Training | None = None
@@ -159,9 +172,9 @@ def make(
         if not isinstance(error, CaptureError):
             return declined
         return replace(declined, in_parts=not (declined.once or maker.frozen), passing=error.depends)
-    except (FaultWarning, NotYet):  # warnings are errors here, which is the user's wish
+    except (FaultWarning, NotYet):  # the user made warnings errors
         raise
-    except Exception as error:  # a fault of ours must not become the user's
+    except Exception as error:  # a fault in fuse must not reach the user
         return _declined(maker, call, Fallback(maker.name, "", reason_of_fault(error)))
     for fallback in program.fallbacks:
         maker.warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
@@ -185,7 +198,7 @@ def make(
         guard,
         program,
         graph,
-        confirmation.play if confirmation and ending else playback(signature),
+        confirmation.reconstruct if confirmation and ending else reconstruction(signature),
         frozenset(mutation.input_index for mutation in signature.mutations),
         training=training,
         carried=carry,
@@ -199,12 +212,13 @@ def make(
 
 
 def _trained(signature: Signature) -> tuple[Tensor, ...]:
-    """Tensors from outside of the model and its arguments that need gradients."""
+    """Tensors with ``requires_grad`` that are neither of the model nor arguments."""
     return tuple(spec.value for spec in signature.inputs if isinstance(spec.value, Tensor) and spec.value.requires_grad)
 
 
 def _longer(ending: Ending, alike: Sequence[Compiled]) -> Compiled | None:
-    """The specialisation, if any, whose loop takes more steps, and that serves a call that ended so, too."""
+    """A specialisation whose loop takes more steps, and that serves calls with this ending too; None if there is
+    none."""
     for compiled in alike:
         if compiled.ending and compiled.confirmation and compiled.ending.includes(ending):
             compiled.confirmation.serve({ending.count: ending})
@@ -216,9 +230,9 @@ def _longer(ending: Ending, alike: Sequence[Compiled]) -> Compiled | None:
 
 
 def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[GraphModule, Training | None]:
-    """The call captured with its gradients; its forward half only, where nothing needs gradients."""
+    """The call captured with its gradients: the forward graph, and its training; None if nothing needs gradients."""
     if maker.frozen:
-        raise FuseError("the call needs gradients, and the weights are frozen")
+        raise FuseError("the call needs gradients, but the weights are frozen")
     by_loop = by_loops(maker.passes, maker.fuel)
     found = capture_joint(maker.model, call.args, call.kwargs, maker.kept, by_loop)
     _decline(without_kernels(found.forward))
@@ -258,7 +272,7 @@ def _build(maker: Maker, graph: GraphModule) -> Program | Reference:
 
 
 def _begin(maker: Maker, graph: GraphModule) -> Finish:
-    """As ``_build``, while the caller goes on."""
+    """Like ``_build``, but kernels are compiled in the background; the returned function waits for them."""
     program = begun(graph)
     return lambda: _finished(maker, graph, program)
 
@@ -289,8 +303,10 @@ def _declined(
 
 
 def _tried_again(maker: Maker, declined: Compiled, call: ModelCall) -> Compiled:
-    """Let the first call that changes something run eager without more ado: a cache that it fills is there for the
-    next, which then changes nothing and is captured."""
+    """Let the first call that changes something run eager once.
+
+    A cache that it fills exists in the next call, which then changes nothing and is captured.
+    """
     if any(guard.match(call.leaves, call.spec, modes()) is not None for guard in maker.changing):
         return declined
     maker.changing = (declined.guard, *maker.changing)[:LARGEST_VARIANTS]

@@ -1,7 +1,6 @@
-"""``fuse.compile``: a module that runs another one fused.
+"""``fuse.compile``: a module that runs another module fused.
 
-It is the model in everything but how it runs: the same parameters and buffers under the same names, the same
-children, ``training``, attributes and methods, all of which it looks up in the model itself.
+It shares parameters, buffers, children, ``training``, attributes and methods with the model, in which it looks them up.
 """
 
 from __future__ import annotations
@@ -45,15 +44,14 @@ def compile(
         freeze: for inference: fold and pack the weights as they are at the first call. Announce later
             changes by ``refresh()``.
         passes: names of the passes to run; None for all that are enabled.
-        dynamic_shapes: which sizes vary. ``"auto"``: those that are seen to, once a call has another; then kernels are
-            made that are told them. A declaration in the notation of ``torch.export``, as
-            ``{"x": {0: torch.export.Dim("time"), 1: torch.export.Dim("batch")}}``, says it before the first call, so
-            that its kernels serve other sizes at once. None: all sizes are constants of kernels, which may be faster
-            where there are few.
+        dynamic_shapes: which sizes vary. ``"auto"``: sizes that differ between calls; from the second such call on,
+            kernels take them as arguments. A declaration in the notation of ``torch.export``, like
+            ``{"x": {0: torch.export.Dim("time"), 1: torch.export.Dim("batch")}}``, declares them before the first call,
+            so that its kernels serve other sizes at once. None: all sizes are constants in kernels, which may be faster
+            if there are few.
         precision: the dtype to run in, ``"bf16"``, ``"f16"`` or ``"autocast"``, or a :class:`fuse.Precision` that also
-            names the operators that stay in float32, as ``fuse precision`` recommends them. The weights stay float32;
-            gradients come back in float32. ``"relaxed"`` leaves the dtypes as they are, and leaves out roundings that
-            a later cast undoes.
+            names the operators that stay in float32, as recommended by ``fuse precision``. Weights and gradients are
+            float32. ``"relaxed"`` keeps the dtypes, and leaves out roundings that a later cast undoes.
 
     Raises:
         FuseError: ``model`` is not a module, a pass or precision does not exist, or ``forward`` has no such argument.
@@ -103,17 +101,16 @@ class Fused(nn.Module):
 
     @property
     def last_run(self) -> LastRun | None:
-        """Launches of the last call, and the operators that ran eager, with reasons; None before the first call."""
+        """Launches of the last call, and the operators that ran eager with reasons; None before the first call."""
         return self._own().last_run()
 
     @property
     def compiled(self) -> Compiled | None:
-        """The graph and program that served the last call; None where it ran eager."""
+        """The graph and program that served the last call; None if it ran eager."""
         return self._own().latest()
 
     def refresh(self) -> None:
-        """Take over weights that were changed since they were frozen; everything is compiled again when next
-        called."""
+        """Use weights that were changed since they were frozen; the next calls are captured and compiled again."""
         self._own().forget()
 
     def _own(self) -> Engine:
@@ -161,7 +158,7 @@ class Fused(nn.Module):
         return made(copy.deepcopy(model, memo), *settings)
 
     def __reduce__(self) -> tuple[Callable[..., Fused], tuple[Any, ...]]:
-        """A copy, and what is read back from a file, is compiled at its own first call."""
+        """Copies and unpickled modules are compiled at their own first call."""
         engine = self._own()
         return _made_of, (engine.model, engine.freeze, engine.passes, engine.fuel, engine.dynamic_shapes)
 

@@ -1,10 +1,10 @@
-"""Attributes that ``forward`` assigns, around a compiled call: read before it, assigned after it.
+"""Attributes that ``forward`` assigns: read before a compiled call, and assigned after it.
 
     leaves of the call              (x,)                     structure of the call
-        + values of what is read    (x, h)                   and of these              ->   guard, program
+        + attributes that it reads  (x, h)                   and of these              ->   guard, program
     (result, (new h, steps + 1))    ->   model.h = new h; model.steps += 1             ->   result
 
-What the call only assigns is not looked at before it, so that it may be anything.
+Attributes that the call assigns without reading them are not guarded.
 """
 
 from __future__ import annotations
@@ -20,28 +20,35 @@ from fuse.graph.mutated_attributes import current
 from fuse.graph.result_structure import flatten_result
 from fuse.graph.signature import Advance, Attribute, MutatedAttribute
 
-Place = tuple[nn.Module, str]
+Slot = tuple[nn.Module, str]
 
 
 @dataclass(frozen=True)
 class Carried:
-    """The attributes that one variant reads and assigns; ``call`` tells the calls that it may serve from others.
-    Attributes are ``assigned``, or the dictionaries that they are get other entries."""
+    """The attributes that one variant reads and assigns.
 
-    places: tuple[Place, ...]
-    read: tuple[Place, ...]
-    counted: tuple[Place, ...]
-    assigned: tuple[tuple[Place, bool], ...]
+    Attributes:
+        slots: all of them, as (module, name).
+        read: those that are read.
+        counted: integers to which calls add a constant.
+        assigned: those that are assigned; True if they are dictionaries whose entries are replaced.
+        call: a key of the calls that the variant may serve.
+    """
+
+    slots: tuple[Slot, ...]
+    read: tuple[Slot, ...]
+    counted: tuple[Slot, ...]
+    assigned: tuple[tuple[Slot, bool], ...]
     call: Hashable
 
     def extend(self, leaves: Sequence[Any], spec: Any) -> tuple[Sequence[Any], Any]:
-        """The leaves of a call with those of the attributes that are read, and the structure of both."""
-        more, structure = flatten_result(tuple(current(*place) for place in self.read))
-        counts = all(type(current(*place)) is int for place in self.counted)
+        """The leaves of a call and of the attributes that are read, and the structure of both."""
+        more, structure = flatten_result(tuple(current(*slot) for slot in self.read))
+        counts = all(type(current(*slot)) is int for slot in self.counted)
         return (*leaves, *more), (spec, structure, counts)
 
     def assign(self, result: tuple[Any, Sequence[Any]]) -> Any:
-        """Make the assignments of a call; returns its result proper."""
+        """Assign the attributes after a call; returns the call's own result."""
         own, values = result
         if self.counted:
             values = pytree.tree_map_only(Advance, self._advanced, values)
@@ -55,25 +62,25 @@ class Carried:
         return own
 
     def _advanced(self, count: Advance) -> Any:
-        return current(*self.places[count.which]) + count.delta
+        return current(*self.slots[count.which]) + count.delta
 
 
 def carried(model: nn.Module, kept: Sequence[MutatedAttribute], leaves: Sequence[Any], spec: Any) -> Carried | None:
-    """What a variant for calls like this one carries from call to call; None for nothing."""
+    """The attributes that a variant for calls like this one reads and assigns; None if there are none."""
     if not kept:
         return None
-    places = [(model.get_submodule(one.attribute.owner), one.attribute.name) for one in kept]
+    slots = [(model.get_submodule(one.attribute.owner), one.attribute.name) for one in kept]
     return Carried(
-        tuple(places),
-        tuple(place for place, one in zip(places, kept, strict=True) if one.read),
-        tuple(place for place, one in zip(places, kept, strict=True) if one.counted),
-        tuple((place, one.attribute.entries) for place, one in zip(places, kept, strict=True) if one.assigned),
+        tuple(slots),
+        tuple(slot for slot, one in zip(slots, kept, strict=True) if one.read),
+        tuple(slot for slot, one in zip(slots, kept, strict=True) if one.counted),
+        tuple((slot, one.attribute.entries) for slot, one in zip(slots, kept, strict=True) if one.assigned),
         kind_of_call(leaves, spec),
     )
 
 
 def kind_of_call(leaves: Sequence[Any], spec: Any) -> Hashable:
-    """Equal for calls that differ in the contents of tensors only.
+    """A key that is equal for calls that differ in the contents of tensors only.
 
     >>> import torch
     >>> kind_of_call((torch.ones(2), 3), None) == kind_of_call((torch.zeros(2), 3), None)
@@ -83,6 +90,6 @@ def kind_of_call(leaves: Sequence[Any], spec: Any) -> Hashable:
 
 
 def tensors_of(model: nn.Module, attributes: Sequence[Attribute]) -> list[Tensor]:
-    """The tensors that attributes hold."""
+    """The tensors in these attributes."""
     values = [current(model.get_submodule(attribute.owner), attribute.name) for attribute in attributes]
     return [leaf for leaf in flatten_result(values)[0] if isinstance(leaf, Tensor)]

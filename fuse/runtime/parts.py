@@ -1,14 +1,14 @@
-"""Submodules that run fused one by one, where a call cannot be captured as a whole.
+"""Parts: submodules that are compiled separately, because a call cannot be captured as a whole.
 
-    model       its Python runs eager, in each call
-      before    an engine of its own: a program, and a backward program where gradients are needed
-      odd       holds the Python: eager, its submodules likewise
-      after     an engine of its own
+    model       its Python code runs eager, in each call
+      before    has its own engine: a program, and a backward program if gradients are needed
+      odd       contains the code that cannot be captured: runs eager, with its submodules
+      after     has its own engine
 
-Nothing is recorded of what lies between: autograd links the parts with eager's operators, and every effect happens
-once. The first call of a kind runs eager and is watched. A part runs eager from then on where it gains less than its
-calls cost, and where the rest of the model writes to what it was given or gave: programs save other tensors for the
-backward pass than eager does. There are no parts where the model takes gradients itself.
+The code between parts is not recorded: autograd links parts with eager operators, and every side effect happens once.
+The first call of a kind runs eager and is watched. From then on a part runs eager if it gains less than its calls cost,
+or if the rest of the model writes to its arguments or results, because programs save other tensors for the backward
+pass than eager does. A model that computes gradients in ``forward`` has no parts.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled, LastRun
 
 Told = Callable[[], LastRun]
-"""Launches and fallbacks of one call, including its backward pass once that has run."""
+"""A function that returns the launches and fallbacks of one call, its backward pass included once that has run."""
 
 SECONDS_OF_CALL = 30e-6
-"""Cost of a call of a part, as the cost model counts time: guards, Python."""
+"""Time that a call of a part costs beside its kernels: guards, Python."""
 
 SECONDS_OF_STEP = 60e-6
-"""The same of a forward and a backward call, which autograd links."""
+"""Time that a forward and a backward call of a part cost beside their kernels: guards, Python, autograd."""
 
 LARGEST_EAGER = 8
-"""Calls in a row of a part that ran eager, after which it is left alone."""
+"""Consecutive eager calls after which a part is given up."""
 
 
 class Serving(Protocol):
@@ -63,7 +63,7 @@ class _Part:
 
 
 class Parts:
-    """The parts of one model; ``engine`` makes what runs one. ``lock`` is held while the model is captured."""
+    """The parts of one model; ``engine`` makes the engine of a part. ``lock`` is held while the model is captured."""
 
     def __init__(self, model: nn.Module, engine: Callable[[nn.Module], Serving], lock: ForkedLock) -> None:
         self.model = model
@@ -73,8 +73,10 @@ class Parts:
         self._lock = lock
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: object) -> tuple[Any, tuple[Told, ...]]:
-        """The result of a call of the model, and what tells of each call of a part what it launched. Calls that may
-        differ in what they do are of another ``kind``. While one thread makes such a call, those of others are eager.
+        """The result of a call of the model, and for each call of a part a function that returns its launches.
+
+        ``kind`` is equal for calls that do the same. While one thread makes such a call, calls of other threads run
+        eager.
         """
         with self._lock.without_waiting() as free:
             if free:
@@ -131,8 +133,11 @@ class Parts:
 
 
 class _Seeing:
-    """Sees which tensors that parts are given and give are written afterwards, with ``copies`` also past autograd's
-    notice, and whether gradients are taken of them, while the call of the model lasts."""
+    """Watcher of the arguments and results of parts during a call: which are written later, and are they
+    differentiated?
+
+    With ``copies``, it compares contents too, to find writes that bump no version counter.
+    """
 
     def __init__(self, copies: bool) -> None:
         self.copies = copies
@@ -152,7 +157,7 @@ class _Seeing:
         self.differentiated = True
 
     def changed(self) -> list[str]:
-        """The parts whose tensors were written."""
+        """The parts whose arguments or results were written."""
         return [
             path
             for path, tensor, version, copy in self._seen
@@ -191,7 +196,7 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _has_global_hooks() -> bool:
-    """Whether hooks are registered for all modules, which a part would call twice."""
+    """Whether global module hooks are registered, which a part would call twice."""
     return bool(
         _module._global_forward_hooks
         or _module._global_forward_pre_hooks
@@ -201,7 +206,7 @@ def _has_global_hooks() -> bool:
 
 
 def _pays(part: _Part) -> bool:
-    """Whether a part is worth its calls, after one of them."""
+    """Whether to go on compiling a part, judged after one of its calls."""
     compiled = part.engine.latest()
     if compiled is None:
         part.eager = part.eager + 1 if not part.engine.observed()().launches else 0
@@ -214,7 +219,7 @@ def _pays(part: _Part) -> bool:
 
 
 def _gained(compiled: Compiled) -> float:
-    """The seconds that a program gains over eager, its backward half included, as the cost model has it."""
+    """Predicted seconds that a call gains over eager, its backward pass included."""
     training: Training | None = compiled.training
     graphs = [compiled.graph] if training is None else [training.joint.forward, training.graphs()[1]]
     return sum(
@@ -226,7 +231,7 @@ def _gained(compiled: Compiled) -> float:
 
 
 def _modelled_seconds(calls: Iterable[CountedCall], device: str) -> float:
-    """Predicted time of calls on this kind of device, by the cost model."""
+    """Predicted seconds of calls on this kind of device."""
     profile = profiles.of_device(device)
     return sum(
         call.repeats

@@ -1,13 +1,12 @@
-"""``fuse.pipeline``: host work of the next batches in other processes, while this one computes.
+"""``fuse.pipeline``: host work of the next batches in worker processes, while this process computes.
 
     this process     batch 1 -> | device 1   | batch 3 -> | device 2   | batch 4 -> | device 3   |     results in order
     worker a                    | host 2 ...              -> | host 4 ...
     worker b                                 | host 3 ...              -> | host 5 ...
 
-A worker is a copy of this process (``fork``), as a worker of ``torch.utils.data.DataLoader`` is. It holds one batch at
-a time: neither side waits in ``send`` for the other, and as many batches as there are workers are ahead. The states of
-the random generators go with a batch and come back with what the host part made of it, so that a seed gives what it
-gives without workers.
+A worker is a fork of this process, like a worker of ``torch.utils.data.DataLoader``. It has one batch at a time, so
+that neither side blocks in ``send``, and there are as many batches in work as workers. The states of the random
+generators are sent with a batch and returned with its result, so that a seed gives the same numbers as without workers.
 """
 
 from __future__ import annotations
@@ -47,26 +46,27 @@ from fuse.graph.host_work import (
 from fuse.runtime.module import Fused, compile
 
 PATIENCE = 2.0
-"""Seconds after which a worker without work looks whether its parent lives, and an ended one is killed."""
+"""Seconds between a waiting worker's checks that its parent lives, and seconds that a terminated worker may take to
+end."""
 
 
 def pipeline(fused: Fused, loader: Iterable[Any], workers: int = 1) -> Iterator[Any]:
-    """The results of ``fused`` for the batches of ``loader``, in order, host work running ahead in other processes.
+    """The results of ``fused`` for the batches of ``loader``, in order; host work runs ahead in worker processes.
 
-    A batch is what ``fused`` is called with: a tuple of arguments, a dictionary of keyword arguments, or one argument.
-    The first batch tells which statements of ``forward`` are host work (``fuse.show`` prints them); the rest is
-    compiled as ``fused`` was. Where nothing can be cut off, one warning says why, and each batch is a plain call.
+    A batch is a tuple of arguments of ``fused``, a dictionary of keyword arguments, or a single argument. The first
+    batch shows which statements of ``forward`` are host work (``fuse.show`` prints them); the rest is compiled like
+    ``fused``. If host work cannot be split off, one warning says why, and each batch is a plain call.
 
     Args:
-        fused: made by :func:`fuse.compile`; what trains it between two results takes effect, as without a pipeline.
+        fused: made by :func:`fuse.compile`; changes of weights between two results take effect.
         loader: any iterable; this process reads it, no more than ``workers`` batches ahead.
         workers: processes that do host work. With 0, this process does it before each result. Host work that draws
-            random numbers is done by one, in order.
+            random numbers is done by one worker, in order.
 
     Raises:
-        FuseError: a worker died, or host work does what must not run ahead (the message says what).
-        Exception: what ``loader``, the host work or the model raise, when it is the turn of that batch. No worker
-            is left then, nor when the iterator is closed.
+        FuseError: a worker died, or host work must not run ahead (the message says why).
+        Exception: errors of ``loader``, the host work or the model, raised when it is that batch's turn. All workers
+            end then, and when the iterator is closed.
 
     >>> class Lengths(nn.Module):
     ...     def __init__(self):
@@ -80,15 +80,15 @@ def pipeline(fused: Fused, loader: Iterable[Any], workers: int = 1) -> Iterator[
     [[2.0, 4.0], [4.0]]
     """
     if not isinstance(fused, Fused):
-        raise FuseError(f"fuse.pipeline takes what fuse.compile makes, not a {type(fused).__name__}")
+        raise FuseError(f"fuse.pipeline takes a module made by fuse.compile, not a {type(fused).__name__}")
     if workers < 0:
-        raise FuseError(f"{workers} workers cannot do host work")
+        raise FuseError(f"workers is {workers}; give 0 or more")
     return _results(fused, loader, workers)
 
 
 @dataclass
 class _Handed:
-    """What the host part of a batch came to: values by name, or what it raised; and what it drew."""
+    """The result of a batch's host work: values by name or an error, and the generators' states before and after it."""
 
     values: dict[str, Any]
     before: GeneratorStates
@@ -97,7 +97,7 @@ class _Handed:
 
     @property
     def drawn(self) -> set[str]:
-        """The generators that the host part drew from."""
+        """The generators that the host work drew from."""
         return {name for name, state in self.after.items() if self.before.get(name) != state}
 
 
@@ -155,11 +155,11 @@ def _tensors(values: Mapping[str, Any]) -> list[Tensor]:
 
 
 _STAGES: weakref.WeakKeyDictionary[Fused, dict[Any, Fused]] = weakref.WeakKeyDictionary()
-"""The compiled device stages of compiled models, by where they begin."""
+"""The compiled device stages of compiled models, by the line where they begin and their inputs."""
 
 
 def device_stage(fused: Fused, work: HostWork) -> Fused:
-    """The device stage, compiled as ``fused`` was; the same one for the next pipeline, unless weights are frozen."""
+    """The device stage, compiled like ``fused``; later pipelines reuse it, unless weights are frozen."""
     engine = fused._own()
     known = _STAGES.setdefault(fused, {})
     key = work.lines[1].path, work.lines[1].number, work.crossing
@@ -190,15 +190,15 @@ def _host(model: nn.Module, work: HostWork, batch: Any) -> _Handed:
 
 
 def _obstacle(values: Mapping[str, Any]) -> str | None:
-    """Why values cannot come from another process as they are, or None."""
+    """The reason why values cannot be sent from another process, or None."""
     seen: dict[int, Tensor] = {}
     for leaf in pytree.tree_leaves(dict(values)):
         if not isinstance(leaf, Tensor):
             continue
         if leaf.requires_grad:
-            return "a tensor that crosses needs gradients"
+            return "a tensor passed from host work to the rest needs gradients"
         if seen.setdefault(leaf.untyped_storage()._cdata, leaf) is not leaf:
-            return "two tensors that cross share memory"
+            return "two tensors passed from host work to the rest share memory"
     return None
 
 
@@ -211,15 +211,15 @@ class _Worker:
     connection: Connection
 
     def send(self, batch: Any) -> None:
-        """Give it a batch, and the states of the random generators."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: receive says so
+        """Send a batch and the states of the random generators."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker died: receive raises
             self.connection.send_bytes(_pickled((batch, states())))
 
     def end(self) -> None:
-        """Ask it whether what it did changed more than what it handed over.
+        """Ask the worker whether host work changed anything beside its results.
 
         Raises:
-            FuseError: it did, and this process does not know.
+            FuseError: it did; the change is not in this process.
         """
         self.connection.send_bytes(b"")
         if error := self.receive().raised:
@@ -239,7 +239,7 @@ class _Worker:
 
 
 def _ahead(pool: list[_Worker], batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    """What the host part makes of each batch, in order, while as many as there are workers are at work."""
+    """The values that host work computes for each batch, in order, with one batch in work per worker."""
     free, busy = deque(pool), deque[_Worker]()
     current = states()
     raised: BaseException | None = None
@@ -251,7 +251,7 @@ def _ahead(pool: list[_Worker], batches: Iterator[Any]) -> Iterator[dict[str, An
                 batch = next(batches)
             except StopIteration:
                 return
-            except Exception as error:  # it is raised when it is the turn of that batch
+            except Exception as error:  # raised when it is this batch's turn
                 raised = error
                 return
             free[0].send(batch)
@@ -263,7 +263,7 @@ def _ahead(pool: list[_Worker], batches: Iterator[Any]) -> Iterator[dict[str, An
         handed = worker.receive()
         if handed.drawn:
             if len(pool) > 1:
-                raise FuseError("host work of a later batch draws random numbers, those before did not: use workers=1")
+                raise FuseError("host work draws random numbers, which it did not for earlier batches: use workers=1")
             current = states()
             if other := sorted(name for name in handed.drawn if current.get(name) != handed.before[name]):
                 raise FuseError(
@@ -282,7 +282,7 @@ def _ahead(pool: list[_Worker], batches: Iterator[Any]) -> Iterator[dict[str, An
 
 @contextlib.contextmanager
 def _pool(model: nn.Module, work: HostWork, count: int) -> Iterator[list[_Worker]]:
-    """So many workers; they are gone at the end, however it comes."""
+    """A context with ``count`` workers, all of which have ended when it is left."""
     context = multiprocessing.get_context("fork")
     pool: list[_Worker] = []
     try:
@@ -307,12 +307,12 @@ def _pool(model: nn.Module, work: HostWork, count: int) -> Iterator[list[_Worker
 
 
 def _serve(connection: Connection, others: list[Connection], model: nn.Module, work: HostWork, parent: int) -> None:
-    """A worker: batches come, what the host part makes of them goes, until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it, and ends its workers
+    """The main loop of a worker: receives batches and sends the results of host work, until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for one in others:
         one.close()
-    torch.set_num_threads(1)  # the threads of the parent are not here
+    torch.set_num_threads(1)  # a fork does not have the parent's threads
     before = reached_by_host_work(model)
     for number in itertools.count(1):
         while not connection.poll(PATIENCE):
@@ -337,13 +337,13 @@ def _serve(connection: Connection, others: list[Connection], model: nn.Module, w
 def _sendable(handed: _Handed) -> bytes:
     try:
         return _pickled(handed)
-    except Exception as error:  # whatever objects say that cannot be sent
-        what = "what crosses" if handed.raised is None else f"{type(handed.raised).__name__}: {handed.raised}"
-        return _pickled(_Handed({}, {}, {}, FuseError(f"host work gave what no process can send: {what} ({error})")))
+    except Exception as error:  # objects raise errors of any class when they cannot be pickled
+        what = "its values" if handed.raised is None else f"{type(handed.raised).__name__}: {handed.raised}"
+        return _pickled(_Handed({}, {}, {}, FuseError(f"host work's result cannot be pickled: {what} ({error})")))
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as plain bytes; torch would have both processes share their memory, through files that outlive one."""
+    """A pickler that sends tensors as bytes; torch's shares their memory through files that may outlive a process."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor or not is_host(value) or value.layout is not torch.strided:

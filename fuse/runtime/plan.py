@@ -1,15 +1,15 @@
-"""Where intermediate values lie: one workspace, its memory used again as soon as a value is dead.
+"""Memory planning: offsets of intermediate values in one workspace, which reuse memory of dead values.
 
-    value   steps it lives        workspace
+    value   live in steps         workspace
       a     0 1                   [ a     ][ c ]
       b       1 2 3        ->     [ b           ]
       c         2 3
-      d           3 4             [ d     ]           d takes a's place
+      d           3 4             [ d     ]           d reuses the memory of a
 
-The largest values are placed first (of equals, the longest-lived), each in the smallest gap that those which live
-beside it leave. Where so many live at once that this would take too long, each takes the place of a dead one of about
-its size. A value may also take over the place of one that dies in the very step that computes it, where the kernel
-reads each element before it writes it.
+The largest values are placed first (among equals, the longest-lived), each in the smallest gap between values that are
+live at the same time. If so many values are live at once that this would take too long, each value takes the memory of
+a dead one of about its size. A value may also take over the memory of a value that dies in the step that computes it,
+if the kernel reads each element before it writes it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 NEIGHBOURS = 32
-"""Values that live beside one, on average, up to which the largest are placed first."""
+"""Most values, on average, that are live at the same time as one, up to which the largest values are placed first."""
 
 
 @dataclass(frozen=True)
-class Lifetime:
-    """``size`` bytes that are needed from step ``first`` to step ``last``, both included.
+class LiveRange:
+    """A value of ``size`` bytes that is live from step ``first`` to step ``last``, both included.
 
-    ``heir_of`` numbers the values whose place this one may take although they are read in its first step.
+    ``heir_of`` are the indices of values whose memory this one may take over although its first step reads them.
     """
 
     size: int
@@ -38,35 +38,36 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Arena:
-    """``offsets[i]`` is where value ``i`` begins, ``size`` the bytes of the whole workspace."""
+    """The offset of each value in the workspace, and the workspace's size, in bytes."""
 
     offsets: tuple[int, ...]
     size: int
 
 
-def arrange(lifetimes: Sequence[Lifetime], reserved: int = 0) -> Arena:
-    """Place every value; two that live at the same step never overlap. The first ``reserved`` bytes stay free.
+def assign_offsets(live_ranges: Sequence[LiveRange], reserved: int = 0) -> Arena:
+    """Offsets for all values; values that are live in the same step never overlap. The first ``reserved`` bytes stay
+    free.
 
-    >>> arrange([Lifetime(64, 0, 1), Lifetime(128, 1, 3), Lifetime(64, 2, 3)])
+    >>> assign_offsets([LiveRange(64, 0, 1), LiveRange(128, 1, 3), LiveRange(64, 2, 3)])
     Arena(offsets=(128, 0, 128), size=192)
-    >>> arrange([Lifetime(64, 0, 1), Lifetime(64, 1, 2, heir_of=(0,))]).size
+    >>> assign_offsets([LiveRange(64, 0, 1), LiveRange(64, 1, 2, heir_of=(0,))]).size
     64
     """
-    spans, span_of = _inherited(lifetimes)
+    spans, span_of = _inherited(live_ranges)
     start = _aligned(reserved)
     beside = _beside(spans)
     placed = _by_similar_sizes(spans, start) if beside is None else _largest_first(spans, beside, start)
     return Arena(tuple(placed.offsets[span] for span in span_of), placed.size)
 
 
-def _inherited(lifetimes: Sequence[Lifetime]) -> tuple[list[Lifetime], list[int]]:
-    """The places that are needed, each from its first value to the last that takes it over; and each value's."""
-    spans: list[Lifetime] = []
-    span_of = [0] * len(lifetimes)
+def _inherited(live_ranges: Sequence[LiveRange]) -> tuple[list[LiveRange], list[int]]:
+    """Live ranges with the values that take over memory merged, and for each value the index of its merged range."""
+    spans: list[LiveRange] = []
+    span_of = [0] * len(live_ranges)
     bequeathed: set[int] = set()
-    for value in sorted(range(len(lifetimes)), key=lambda v: lifetimes[v].first):
-        needed = lifetimes[value]
-        donor = next((d for d in needed.heir_of if d not in bequeathed and _may_follow(lifetimes[d], needed)), None)
+    for value in sorted(range(len(live_ranges)), key=lambda v: live_ranges[v].first):
+        needed = live_ranges[value]
+        donor = next((d for d in needed.heir_of if d not in bequeathed and _may_follow(live_ranges[d], needed)), None)
         if donor is None:
             span_of[value] = len(spans)
             spans.append(replace(needed, size=_aligned(needed.size)))
@@ -77,7 +78,7 @@ def _inherited(lifetimes: Sequence[Lifetime]) -> tuple[list[Lifetime], list[int]
     return spans, span_of
 
 
-def _may_follow(donor: Lifetime, heir: Lifetime) -> bool:
+def _may_follow(donor: LiveRange, heir: LiveRange) -> bool:
     return donor.first < donor.last == heir.first and _aligned(donor.size) == _aligned(heir.size)
 
 
@@ -85,8 +86,9 @@ def _aligned(size: int) -> int:
     return max(-(-size // ALIGNMENT), 1) * ALIGNMENT if size else 0
 
 
-def _by_similar_sizes(spans: Sequence[Lifetime], start: int) -> Arena:
-    """``spans``, which begin one after the other, each in a place that one of about its size has left."""
+def _by_similar_sizes(spans: Sequence[LiveRange], start: int) -> Arena:
+    """Offsets for ``spans``, in order of their first steps, that reuse the memory of dead ones of about the same
+    size."""
     free: dict[int, list[int]] = {}
     offsets: list[int] = []
     alive: list[tuple[int, int]] = []  # (last step, span), a heap
@@ -106,7 +108,7 @@ def _by_similar_sizes(spans: Sequence[Lifetime], start: int) -> Arena:
 
 
 def _rounded(size: int) -> int:
-    """One of four sizes between a power of two and the next: values of distinct sizes share places.
+    """``size`` rounded up to one of four sizes between powers of two, so that values of different sizes share memory.
 
     >>> _rounded(1024), _rounded(1088), _rounded(1600)
     (1024, 1280, 1792)
@@ -115,8 +117,8 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-def _beside(spans: Sequence[Lifetime]) -> list[list[int]] | None:
-    """The spans that live at some step with each; None where they are too many to look at them all."""
+def _beside(spans: Sequence[LiveRange]) -> list[list[int]] | None:
+    """For each span the spans that are live at the same time; None if there are more than ``NEIGHBOURS`` on average."""
     beside: list[list[int]] = [[] for _ in spans]
     alive: list[int] = []
     pairs = 0
@@ -132,7 +134,7 @@ def _beside(spans: Sequence[Lifetime]) -> list[list[int]] | None:
     return beside
 
 
-def _largest_first(spans: Sequence[Lifetime], beside: Sequence[Sequence[int]], start: int) -> Arena:
+def _largest_first(spans: Sequence[LiveRange], beside: Sequence[Sequence[int]], start: int) -> Arena:
     offsets: dict[int, int] = {}
     for span in sorted(range(len(spans)), key=lambda s: (-spans[s].size, spans[s].first - spans[s].last)):
         size, stop = spans[span].size, start

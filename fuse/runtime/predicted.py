@@ -1,4 +1,4 @@
-"""A program's predictions about a call, and the error of a call that differs from them."""
+"""Checks that results of ATen operators have the layouts that capture predicted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fuse.runtime.steps import CallStep, PythonStep
 
 
 class PositionOutOfRange(Exception):
-    """A kernel found a position of a look-up out of range and stopped before it wrote anything."""
+    """An index is out of range; the kernel stopped before it wrote anything."""
 
 
 class Mispredicted(Exception):
-    """An ATen operator returned something else than capture had expected, so that this program is no good.
+    """An ATen operator returned another layout than capture predicted, so that the program does not serve this call.
 
-    Nothing that the caller can see has been written by then. ``op`` and ``source`` say which operator, ``shape`` what
-    size its result has.
+    Nothing that the caller can see has been written. ``op`` and ``source`` are the operator and its line, ``shape`` is
+    the size of its result.
     """
 
     def __init__(self, op: str, source: str, problem: str, shape: tuple[int, ...] = ()) -> None:
@@ -30,13 +30,13 @@ class Mispredicted(Exception):
 def fitted(
     step: PythonStep, tensor: Tensor | None, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
-    """The result of a call with the layout that was predicted for it.
+    """The result of a call, copied to the predicted strides if necessary and allowed.
 
     Raises:
-        Mispredicted: it is none, or another tensor.
+        Mispredicted: there is no result, or its size, dtype or strides differ.
     """
     name = str(step.function) if isinstance(step, CallStep) else "a loop"
-    if tensor is None:  # what an operator makes for a gradient only
+    if tensor is None:  # a result that the operator computes for gradients only
         raise Mispredicted(name, step.source, "no tensor, where one was predicted")
     same_size = tensor.shape == size and tensor.dtype == dtype
     tells = [n > 1 and mine != own for n, mine, own in zip(size, stride, tensor.stride(), strict=False)]
@@ -44,7 +44,7 @@ def fitted(
         return tensor
     if same_size and not (
         isinstance(step, CallStep) and isinstance(step.function, OpOverload)
-    ):  # what runs op by op here may lie otherwise
+    ):  # regions and loops that run op by op may have other strides
         return torch.empty_strided(size, stride, dtype=dtype, device=tensor.device).copy_(tensor)
     problem = f"{_described(tensor.shape, tensor.stride(), tensor.dtype)}, not {_described(size, stride, dtype)}"
     raise Mispredicted(name, step.source, f"{problem} as predicted", tuple(tensor.shape))

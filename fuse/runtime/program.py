@@ -1,11 +1,9 @@
-"""A graph as a program that runs with one call into native code (more only where an ATen operator has to be called
-from Python).
+"""Programs: graphs that run with one call into native code (several if ATen operators are called from Python).
 
-    schedule  ->  one translation unit with all kernels  ->  tables of 64-bit integers  ->  fuse_run(tables, bases)
+    schedule  ->  translation units with all kernels  ->  tables of 64-bit integers  ->  fuse_run(tables, bases)
 
-What Python does in a call: allocate what the caller receives, take a workspace from a pool, read the data pointers.
-Nothing is shared between calls that run at the same time, and no value that the caller receives lies in memory that
-is used again.
+In a call, Python allocates the results, takes a workspace from a pool, and reads the data pointers. Concurrent calls
+share no memory, and results are never in memory that is reused.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from torch.fx import GraphModule
 from fuse import ops
 from fuse.devices import without_autocast
 from fuse.kernel.lower import Kernel
-from fuse.runtime.arrangement import address, arranged, buffers_in, called_upon, handed_out, of_aten, touched
-from fuse.runtime.call_code import Places, Writer
+from fuse.runtime.arrangement import address, buffers_in, called_upon, handed_out, of_aten, planned_memory, touched
+from fuse.runtime.call_code import ProgramMemory, Writer
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.interrupts import awaited
 from fuse.runtime.layout import extent, same_layout
@@ -55,8 +53,8 @@ _OF_ANY_LAYOUT = (torch.ops.aten.convolution_backward.default,)
 
 
 class _Workspace(NamedTuple):
-    """What one running call has to itself: memory for intermediate values, tensors over it for Python calls, and the
-    array of all addresses, with its own."""
+    """The memory of one running call: ``memory`` of intermediate values, ``held`` tensors in it for Python calls, the
+    array ``bases`` of all base addresses, and the ``address`` of that array."""
 
     memory: Tensor
     held: tuple[Tensor, ...]
@@ -74,9 +72,9 @@ def program_of(graph: GraphModule) -> Program:
 
 
 def begun(graph: GraphModule) -> Callable[[], Program]:
-    """As :func:`program_of`, but that the kernels are compiled while the caller does something else.
+    """Like :func:`program_of`, but kernels are compiled in the background.
 
-    What is returned waits for them; it raises what :func:`program_of` does.
+    The returned function waits for them, and raises the same errors.
     """
     plan = schedule(graph)
     with_compilers = ThreadPoolExecutor(1)  # not kept: a process that forks would have a pool without threads
@@ -89,8 +87,8 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
 class Program:
     """A built schedule. ``run`` may be called from several threads at once.
 
-    ATen operators run behind autocast's choice of dtypes, which the graph holds. A custom operator, whose code may have
-    autocast choose, runs under the caller's, and so does a program that holds one.
+    ATen operators run without autocast, because the graph contains its conversions. Programs with a custom operator run
+    under the caller's autocast, because the operator's code may use it.
 
     Attributes:
         regions: number of regions that run as one kernel each.
@@ -98,7 +96,7 @@ class Program:
         kernels: the distinct generated kernels, in order of first use.
         workspace_bytes: memory for intermediate values.
         draws: whether an operator advances torch's random generator.
-        confirm: called with the values, if it is set, before anything is written to an input; it may raise.
+        confirm: if set, called with the values before anything is written to an input; it may raise.
     """
 
     confirm: Confirm | None = None
@@ -118,7 +116,7 @@ class Program:
         fresh = fresh_results(plan)
         layouts = {b: (tuple(v.shape), v.stride(), v.dtype) for b, v in fresh.items()}
         scratch = plan.runtime.scratch_bytes(plan.steps)
-        homes, arena = arranged(plan, set(fresh), scratch)
+        range_of, arena = planned_memory(plan, set(fresh), scratch)
         self.workspace_bytes = arena.size
         inputs = sum(b.origin == "input" for b in plan.buffers)
         bases = {b: b for b in range(inputs)}
@@ -131,28 +129,30 @@ class Program:
         tables = plan.runtime.tables(self._workspace_base, functions)
         for step in plan.steps:
             if not isinstance(step, PythonStep):
-                tables.add(step, lambda place: address(place, bases, homes, arena, self._workspace_base))
+                tables.add(step, lambda place: address(place, bases, range_of, arena, self._workspace_base))
         self._tables = tables.freeze()
         self._titles = tuple(title(step) for step in plan.steps if not isinstance(step, PythonStep))
         self._native = not any(isinstance(step, PythonStep) for step in plan.steps)
         needed = called_upon(plan)
-        held = [b for b in needed if b in homes]
-        self._held = tuple((arena.offsets[homes[b]], plan.buffers[b].value) for b in held)
+        held = [b for b in needed if b in range_of]
+        self._held = tuple((arena.offsets[range_of[b]], plan.buffers[b].value) for b in held)
         self._stretches = stretches_of(plan)
         taken = _reshaped_results(plan, fresh, needed)
-        ways = {b: (layout, taken.get(b)) for b, layout in layouts.items()}
+        fresh_layouts = {b: (layout, taken.get(b)) for b, layout in layouts.items()}
         made = {0: list(fresh)} if self._native else due(plan, self._stretches, list(fresh))
         before = None if plan.confirmed is None else plan.steps[: plan.confirmed]
         confirmed = None if before is None else sum(not isinstance(step, PythonStep) for step in before)
-        self._places = Places(bases, ways, held, made, confirmed)
+        self._memory = ProgramMemory(bases, fresh_layouts, held, made, confirmed)
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._saved: SavedMemory | None = None
         self._pool: list[_Workspace] = []
         self._run, self._empty = plan.runtime.run(), plan.runtime.empty
 
     def save_in_blocks(self, positions: Set[int]) -> None:
-        """Let the values at these positions of the graph's output tuple lie in memory that later calls use again: the
-        caller hands them to autograd and to nobody else. Called before the first run, if at all."""
+        """Put the outputs at these positions into memory that later calls reuse.
+
+        The caller passes these values to autograd only. To be called before the first run.
+        """
         received = {r.buffer for i, r in enumerate(self._plan.results) if r and i not in positions}
         kept = {r.buffer for i, r in enumerate(self._plan.results) if r and i in positions} - received
         kept -= handed_out(self._plan)
@@ -160,11 +160,10 @@ class Program:
         values = {buffer: value for buffer, value in fresh.items() if buffer in kept}
         if can_be_used_again(list(values.values())):
             self._saved = SavedMemory(list(values.values()))
-            self._places = replace(self._places, saved={buffer: i for i, buffer in enumerate(values)})
+            self._memory = replace(self._memory, saved={buffer: i for i, buffer in enumerate(values)})
 
     def kernels_alone_read(self, position: int) -> bool:
-        """Whether only native steps read the input at a position: no Python call is given it, and no caller receives
-        it."""
+        """Whether only native steps read the input at ``position``: no Python call takes it, and it is no result."""
         called = {
             buffer for step in self._plan.steps if isinstance(step, PythonStep) for buffer in touched(step, self._plan)
         }
@@ -185,30 +184,32 @@ class Program:
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches | int]:
         """Run on the placeholders' tensors, which must have the layouts that the graph was captured with.
 
-        Returns the value of every position of the graph's output tuple (None where the caller receives none), and
-        what was launched: :class:`Launches`, packed as ``kernels + (libraries << 32)`` when no ATen call was made.
+        Returns the value at each position of the graph's output tuple (None for values that the caller does not
+        receive), and the launches: :class:`Launches`, or ``kernels + (libraries << 32)`` if no ATen call was made.
 
         Raises:
-            PositionOutOfRange: a look-up (embedding, gather) reads outside of its table.
-            Mispredicted: an ATen operator did not return what capture expected.
+            PositionOutOfRange: an index (embedding, gather) is out of range.
+            Mispredicted: an ATen operator returned another layout than predicted.
         """
         called = self._functions.get(profiled := _profiled()) or self._written(profiled)
         if self._native or (not torch.is_grad_enabled() and not _autocasts()):
             values, native, aten = called(tensors, self.confirm)
-        else:  # a call may return a parameter: without gradients
+        else:  # without gradients, because a call may return a parameter
             with torch.no_grad(), without_autocast() if self._behind_autocast else contextlib.nullcontext():
                 values, native, aten = called(tensors, self.confirm)
         return values, Launches(native & 0xFFFFFFFF, native >> 32, aten) if aten else native
 
     def run_steps(self, operands: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], int, int]:
-        """Run as the body of a loop: its last states and what it keeps, and what was launched in all steps, in native
-        code, packed, and by ATen calls."""
+        """Run all steps of a loop, if this is the program of a loop's body.
+
+        Returns the last states and collected outputs, the launches of native steps (packed), and those of ATen calls.
+        """
         called = self._functions.get(profiled := _profiled()) or self._written(profiled)
         made: tuple[tuple[Tensor, ...], int, int] = called(operands)
         return made
 
     def _recorded(self, tables: Any, first: int, last: int, bases: Any) -> int:
-        """As ``_run``, step by step, each an event of the profiler that runs."""
+        """Like ``_run``, step by step, with a profiler event for each step."""
         launches = 0
         for number in range(first, last):
             with _RecordFunctionFast(self._titles[number]):
@@ -219,7 +220,7 @@ class Program:
         return launches
 
     def forget_workspaces(self) -> None:
-        """Free the memory that calls leave for later ones, so that the next call allocates all that it needs."""
+        """Free the workspaces that are kept for later calls."""
         self._pool.clear()
         if self._saved is not None:
             forget()
@@ -227,7 +228,7 @@ class Program:
             body.forget_workspaces()
 
     def _written(self, profiled: bool) -> Callable[..., Any]:
-        """The function that makes all steps, each an event of the profiler where one runs, written down."""
+        """Generate the function that runs all steps; ``profiled``: with a profiler event for each step."""
         names = {
             "run": self._recorded if profiled else self._run,
             "empty": self._empty,
@@ -239,7 +240,7 @@ class Program:
             "PositionOutOfRange": PositionOutOfRange,
         }
         steps = {number: body.run_steps for number, body in self._loops.items()}
-        writer = Writer(self._plan, self._stretches, self._places, names, steps, profiled)
+        writer = Writer(self._plan, self._stretches, self._memory, names, steps, profiled)
         self._functions[profiled] = writer.loop(self._loop) if self._loop else writer.program()
         return self._functions[profiled]
 
@@ -248,7 +249,7 @@ class Program:
         tensors = []
         for offset, value in self._held:
             typed = self._empty((0,), (1,), value.dtype)
-            # A storage of its own: some operators copy the whole storage of what they are given.
+            # A separate storage, because some operators copy the whole storage of an argument.
             own = memory.untyped_storage()[offset : offset + extent(value)]
             tensors.append(typed.set_(own, 0, value.shape, value.stride()))
         bases = array("q", bytes(8 * self._bases))
@@ -257,7 +258,7 @@ class Program:
 
 
 def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor], needed: Sequence[int]) -> dict[int, tuple[Any, ...]]:
-    """Buffers whose tensor the caller receives in another layout than Python calls need, with the latter."""
+    """By buffer: the layout that Python calls need, where the caller receives the buffer in another layout."""
     found: dict[int, tuple[Any, ...]] = {}
     for buffer, value in fresh.items():
         own = plan.buffers[buffer].value
@@ -269,6 +270,6 @@ def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor], needed: Sequence
 def _is_random(function: Any) -> bool:
     parts = function.modules() if isinstance(function, torch.nn.Module) else ()
     nodes = (node for part in parts if isinstance(part, GraphModule) for node in part.graph.nodes)
-    if not of_aten(function):  # a custom operator may draw: nothing is known of it
+    if not of_aten(function):  # a custom operator may draw random numbers
         return True
     return ops.is_random(function) or any(ops.is_random(node.target) for node in nodes)

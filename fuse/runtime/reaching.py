@@ -1,12 +1,11 @@
-"""Captures at sizes further out, where a call lies beyond all that were captured.
+"""Made-up captures beyond the captured sizes, for a call whose sizes are out of their range.
 
     captured at 33, 37, 41 and 45 steps
-    a call of 46 steps      captured at 69 steps instead: 46 to 68 lie between now, and need no capture
-    a call of 28 steps      captured at 14
+    a call of 46 steps      69 steps are captured instead: 46 to 68 are in range now, and need no capture
+    a call of 28 steps      14 steps are captured
 
-Nobody runs such a call: its tensors have no data, and nothing is compiled for it. Its graph is one more to compare
-with those of other sizes (:mod:`fuse.runtime.generalised`); where it has another text, or none can be captured, the
-call at hand is captured as it is.
+A made-up call has tensors without data, and nothing is compiled for it. Its graph extends the range of sizes of
+:mod:`fuse.runtime.generalised`. If it has another text or cannot be captured, the call itself is captured.
 """
 
 from __future__ import annotations
@@ -22,20 +21,22 @@ from fuse.kernel.spelled import Numbers
 from fuse.runtime.generalised import Between, CapturedCall, Generalised, KindOfCalls
 from fuse.runtime.guards import call_guard
 from fuse.runtime.making import Maker, ModelCall, captured, joint
+from fuse.runtime.probing_sizes import arguments_at
 from fuse.runtime.reference import Reference
 from fuse.runtime.steps import Fallback
-from fuse.runtime.telling import arguments_at
 from fuse.runtime.training import Finish
 
 FURTHEST = 1024
-"""The largest size beyond which others are made up."""
+"""The largest size of a call for which larger ones are made up."""
 LEAST_FURTHER = 16
-"""How much further out the sizes that are made up are at least; large ones are half as large again."""
+"""Least distance of a made-up size from the call's; for large sizes, half of the size."""
 
 
 def further_call(model: nn.Module, call: ModelCall, beyond: Between) -> ModelCall | None:
-    """A call at sizes further out than those of a call; None where there are none for which ``forward`` goes the same
-    way, or where nothing is to be expected of them."""
+    """A made-up call beyond the sizes of ``call``.
+
+    None if no more are allowed, or if comparisons of sizes in ``forward`` have other outcomes there.
+    """
     common = beyond.common
     if beyond.kind.reaches <= 0:
         return None
@@ -50,8 +51,10 @@ def further_call(model: nn.Module, call: ModelCall, beyond: Between) -> ModelCal
 
 
 def further_sizes(common: Generalised, sizes: Numbers) -> Numbers | None:
-    """Sizes that are further out where these lie beyond those that were captured, and as many steps away; None where
-    none lies beyond, or one is too small or too large."""
+    """Sizes with those that are beyond the captured range moved further out, by a multiple of their step.
+
+    None if no size is beyond the range, or if one is too small or too large.
+    """
     found = []
     for size, had, (_, step) in zip(sizes, zip(*common.had(), strict=True), common.steps, strict=True):
         if min(had) <= size <= max(had):
@@ -66,13 +69,12 @@ def further_sizes(common: Generalised, sizes: Numbers) -> Numbers | None:
 
 
 def made_up(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall | None:
-    """A call captured that nobody makes; None where that cannot be done, or where more than its sizes tells it from
-    others of its kind."""
+    """Capture a made-up call; None if that fails, or if it differs from its kind in more than sizes."""
     try:
         return _captured(maker, call, kind)
-    except FaultWarning:  # warnings are errors here, which is the user's wish
+    except FaultWarning:  # the user made warnings errors
         raise
-    except Exception:  # of the user's code at these sizes, or a fault of ours, which must not become the user's
+    except Exception:  # of the user's code at these sizes, or a fault in fuse, which must not reach the user
         return None
 
 

@@ -1,4 +1,4 @@
-"""A graph run op by op by torch: what is left where there is no C++ compiler, or off the CPU."""
+"""Op-by-op execution of a graph by torch, for machines without a C++ compiler."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fuse.graph.signature import Signature
 from fuse.runtime.steps import Fallback, Launches
 
 Confirm = Callable[[Sequence[Tensor | None]], None]
-"""Told the values of a graph before anything is written to an input; raises where they must not be used."""
+"""A function called with the values of a graph before inputs are written; raises if they must not be used."""
 
 
 class Reference:
-    """Stands in for :class:`fuse.runtime.program.Program`; ``fallback`` says why."""
+    """Replacement of :class:`fuse.runtime.program.Program`; ``fallback`` has the reason."""
 
     def __init__(self, graph: GraphModule, fallback: Fallback) -> None:
         self.graph = graph
@@ -28,7 +28,7 @@ class Reference:
         self.writes = writes(graph)
         self.regions = 0
         self.confirm: Confirm | None = None
-        # Without anything to confirm, no run is ever repeated.
+        # A run is repeated only if values that Python read are not confirmed.
         self.draws = self.signature.learning is not None and any(
             ops.is_random(n.target)
             for part in graph.modules()
@@ -40,8 +40,8 @@ class Reference:
         self.launches = launches_of(graph) + sum(launches_of(graph.get_submodule(str(t))) for t in nested)
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches]:
-        """As ``Program.run``."""
-        with torch.no_grad():  # a graph holds gradients of its own, and no detach
+        """See ``Program.run``."""
+        with torch.no_grad():  # the graph itself computes gradients
             values = list(self.graph(*tensors))
         named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
         inputs = {t.untyped_storage()._cdata for t in tensors}

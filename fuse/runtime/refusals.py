@@ -18,7 +18,7 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
 
 def refused_call(leaves: Sequence[Any]) -> Fallback | None:
-    """Why a call with these leaves, here and now, is not for compiled code at all."""
+    """The reason why a call with these leaves always runs eager, or None."""
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             if type(leaf) not in _PLAIN_TENSORS:
@@ -26,7 +26,7 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
             if leaf.layout is not torch.strided:
                 return Fallback("", "", f"an input has the layout {leaf.layout}")
         elif isinstance(leaf, memory_kinds()) and base_of(leaf) is object:
-            reason = f"an argument is a {type(leaf).__name__} too large to be compared in each call, or of objects"
+            reason = f"an argument is a {type(leaf).__name__} of objects, or too large to be compared in each call"
             return Fallback("", "", f"{reason}: pass a tensor (torch.from_numpy)")
     if torch._C._functorch.peek_interpreter_stack() is not None:  # of the inputs, or of weights (functional_call)
         return Fallback("", "", "the call is being transformed by torch.func")
@@ -38,23 +38,23 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
 
 
 def refused_model(model: nn.Module, tensors: Iterable[Tensor]) -> Fallback | None:
-    """Why calls of a model that holds ``tensors`` are eager's, whatever their arguments are."""
+    """The reason why all calls of a model with these tensors run eager, or None."""
     name = str(model._get_name())
     if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
         return Fallback(name, "", "the call initializes lazy parameters")
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
-        reason = "DistributedDataParallel talks to other processes in forward: give it the compiled model instead"
+        reason = "DistributedDataParallel communicates in forward: wrap the compiled model in it instead"
         return Fallback(name, "", reason)
     return None
 
 
 def without_kernels(graph: GraphModule) -> str | None:
-    """Why there are no kernels for the devices of a graph, or None."""
+    """The reason why a graph's devices have no kernels, or None."""
     return without_kernels_for(node.meta.get("val") for node in graph.graph.nodes)
 
 
 def without_kernels_for(values: Iterable[Any]) -> str | None:
-    """Why there are no kernels where these tensors are, or None.
+    """The reason why the devices of these tensors have no kernels, or None.
 
     >>> without_kernels_for([torch.zeros(1), None]), without_kernels_for([torch.zeros(1, device="meta")])
     (None, 'there are no kernels for meta yet')

@@ -1,6 +1,6 @@
-"""The sizes of a call that its kernels are told: those that were seen to vary, and those that are declared to.
+"""Varying sizes of a call: sizes that differed between calls, and declared ones.
 
-dynamic_shapes={"x": {0: T}}      x[64, 8] is called  ->  x[11, 8] is planned first: 64 became 11, so it varies
+dynamic_shapes={"x": {0: T}}      call with x[64, 8]  ->  x[11, 8] is planned first: 64 became 11, so it varies
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fuse.runtime.varying import SizesSeen, kind_of_sizes
 
 @dataclass(eq=False)
 class SizesOfCalls:
-    """Declared sizes, sizes ``seen`` in calls, and the kinds of calls that were planned at other sizes."""
+    """Declared sizes, sizes seen in calls, and the kinds of calls that were planned at other sizes (``rehearsed``)."""
 
     declared: Any
     seen: SizesSeen = field(default_factory=SizesSeen)
@@ -36,12 +36,12 @@ class SizesOfCalls:
 
 
 def kind(maker: Maker, call: ModelCall) -> Hashable:
-    """Equal for calls that differ in sizes only, and that run one program but for these."""
+    """A key that is equal for calls that differ in sizes only."""
     return kind_of_sizes(call.leaves, call.spec), maker.needs_gradients(call.leaves), maker.model.training
 
 
 def varying(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> frozenset[int] | None:
-    """The sizes of a call that kernels are told: those that were declared to vary, and that did."""
+    """The sizes of a call that kernels take as arguments; None if no size may vary."""
     if sizes.declared is None:
         return None
     if sizes.declared != "auto":
@@ -50,12 +50,14 @@ def varying(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> frozenset[int
 
 
 def _rehearse(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> None:
-    """Plan a call at other sizes, where some are declared to vary and no call of this kind came before: what differs
-    is what follows from sizes."""
+    """Before the first call of a kind with declared sizes, plan a made-up call at other sizes.
+
+    The numbers that differ between both calls are those that follow from sizes.
+    """
     of_call = kind(maker, call)
     if of_call in sizes.rehearsed or tuning.enabled():
         return
-    useless = f"what dynamic_shapes declares of {maker.name} is of no use"
+    useless = f"dynamic_shapes of {maker.name} has no effect"
     try:
         others = elsewhere(maker.model, sizes.declared, call.args, call.kwargs, call.leaves)
         if others is None:
@@ -72,14 +74,14 @@ def _rehearse(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> None:
         sizes.seen.varying(others, call.spec)
     except FuseError as why:  # the call itself may be captured nevertheless
         maker.warn(f"{useless}: {why}")
-    except FaultWarning:  # warnings are errors here, which is the user's wish
+    except FaultWarning:  # the user made warnings errors
         raise
-    except Exception as error:  # a fault of ours must not become the user's
+    except Exception as error:  # a fault in fuse must not reach the user
         maker.warn(f"{useless}: {reason_of_fault(error)}")
 
 
 def _planned(graph: GraphModule) -> Finish:
-    """The kernels of a graph that nobody runs are lowered, and not compiled."""
+    """Lower the kernels of a made-up call's graph, without compiling them."""
     if not without_kernels(graph):
         schedule(graph)
     return lambda: Reference(graph, Fallback("", "", "it is not run"))

@@ -1,10 +1,10 @@
-"""Rewritten graphs as a text without their sizes, and copies of them for other sizes.
+"""Split rewritten graphs into a text without numbers, and their numbers; copy graphs for other sizes.
 
     x [50, 3, 64]   loop of 50 steps   view [150, 64]        "x float32 3, loop #, view [#, #]",  (50, 3, 64, 9600, ...)
     x [37, 3, 64]   loop of 37 steps   view [111, 64]        its copy with  (37, 3, 64, 7104, ...)
 
-Nothing of the model runs for a copy, and no pass: its values are made from their shapes and strides, and views are
-taken of them anew. Where a view comes out otherwise than the numbers say, there is no copy.
+No code of the model and no pass runs for a copy. Its fake tensors are made from their shapes and strides, and views are
+computed from their operands. If a view has another layout than the numbers, there is no copy.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ class NotResized(Exception):
 
 
 def spelled_graphs(graphs: Sequence[GraphModule]) -> tuple[str, Numbers]:
-    """Captured and rewritten graphs, their regions and loops, what their signatures say of results, and how their
-    constants are computed, as a text without sizes; and these.
+    """A text without numbers, and the numbers, of graphs with their regions, loops, signatures and constants.
 
     Raises:
-        NotResized: a graph holds something that is not spelled.
+        NotResized: a graph contains something that has no such text.
     """
     lines: list[str] = []
     numbers: list[Any] = []
@@ -53,16 +52,16 @@ def spelled_graphs(graphs: Sequence[GraphModule]) -> tuple[str, Numbers]:
 
 
 def arguments_in(graph: GraphModule) -> int:
-    """How many of the first numbers of a graph are those of its arguments: sizes and strides, in order."""
+    """Number of sizes and strides of a graph's arguments, which are its first numbers."""
     inputs = zip(graph.meta["signature"].inputs, graph.graph.find_nodes(op="placeholder"), strict=True)
     return sum(2 * node.meta["val"].dim() for spec, node in inputs if spec.kind == "argument")
 
 
 def resized(graphs: Sequence[GraphModule], numbers: Numbers) -> tuple[GraphModule, ...]:
-    """Copies of graphs whose numbers are these, in the order of :func:`spelled_graphs`.
+    """Copies of graphs with these numbers, in the order of :func:`spelled_graphs`.
 
     Raises:
-        NotResized: a view of what has these sizes is another than the numbers say.
+        NotResized: a view has another layout than the numbers.
     """
     first = next(iter(graphs[0].graph.nodes))
     copier = _Copier(iter(numbers), FakeRunner(mode_of(first.meta["val"])))
@@ -79,17 +78,17 @@ def _copied(graph: GraphModule, copier: _Copier) -> GraphModule:
 
 
 def _constant(spec: InputSpec, copier: _Copier) -> InputSpec:
-    """A constant, computed for other sizes."""
+    """A constant input, computed again for other sizes."""
     assert spec.origin is not None
     origin, _ = copier.graph(spec.origin, None)
     value = value_of_origin(origin)
     if value is None:
-        raise NotResized(f"{spec.name} is too large")
+        raise NotResized(f"constant {spec.name} is too large to compute")
     return replace(spec, value=value, origin=origin)
 
 
 def _walked(graph: GraphModule, beside: Any) -> Iterator[tuple[GraphModule, Any]]:
-    """A graph and those within it, each with what stands beside it."""
+    """A graph and its nested graphs, each with further facts that the text and numbers contain."""
     yield graph, beside
     for node in graph.graph.nodes:
         if node.op == "get_attr":
@@ -100,7 +99,7 @@ def _walked(graph: GraphModule, beside: Any) -> Iterator[tuple[GraphModule, Any]
 
 
 def _inside(module: nn.Module) -> tuple[GraphModule, Any]:
-    """The graph that a called module runs, and what else of it holds sizes."""
+    """The graph that a called module runs, and further facts of the module with sizes in them."""
     if isinstance(module, Loop):
         if module.truths is not None or module.spec.stop is not None:
             raise NotResized("a loop may end early")
@@ -109,7 +108,7 @@ def _inside(module: nn.Module) -> tuple[GraphModule, Any]:
         return module.whole, None
     if isinstance(module, GraphModule) and module.meta.get("kind") == "region":
         return module, None
-    raise NotResized(f"{type(module).__name__} is not known")
+    raise NotResized(f"module {type(module).__name__} is neither a loop nor a region")
 
 
 def _beside_loop(loop: Loop) -> Any:
@@ -151,7 +150,7 @@ def _output_with(output: OutputSpec, numbers: Any) -> OutputSpec:
 
 
 class _Copier:
-    """Copies graphs, taking one number after the other."""
+    """Copier of graphs, which takes numbers in order from an iterator."""
 
     def __init__(self, numbers: Iterator[Any], runner: FakeRunner) -> None:
         self._numbers = numbers
@@ -161,13 +160,13 @@ class _Copier:
         return next(self._numbers)
 
     def graph(self, graph: GraphModule, beside: Any) -> tuple[GraphModule, Any]:
-        """A copy of a graph, of the modules that it calls, and of what stands ``beside`` it."""
+        """A copy of a graph with the modules that it calls, and of the facts ``beside`` it."""
         made = Graph()
         copies: dict[Node, Node] = {}
         for node in graph.graph.nodes:
             given = [mapped(one, self.take if varies else itself, copies) for one, varies in arguments_of(node)]
             args, kwargs = tuple(given[: len(node.args)]), dict(zip(node.kwargs, given[len(node.args) :], strict=True))
-            # torch.fx looks through arguments that come with a new node for symbolic sizes, a third of its time.
+            # torch.fx searches the arguments of a new node for symbolic sizes, which takes a third of the time.
             copy = made.create_node(node.op, node.target, name=node.name)
             copy._update_args_kwargs(args, kwargs)
             copy.meta = dict(node.meta)
@@ -190,7 +189,7 @@ class _Copier:
         return LoopWithEnds(inside) if isinstance(module, LoopWithEnds) else inside
 
     def _value(self, node: Node, copy: Node) -> Any:
-        """The values of a copied node, which have the layouts that the numbers say."""
+        """The fake tensors of a copied node, with the layouts that the numbers give."""
         value = node.meta["val"]
         layouts = [self._layout(part) for part in parts_of(value)]
         if node.op == "output":
@@ -216,12 +215,12 @@ class _Copier:
         if not isinstance(value, Tensor):
             return None
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            raise NotResized("a tensor is no plain one")
+            raise NotResized("a tensor is sparse, or lazily conjugated or negated")
         return tuple(map(self.take, value.shape)), tuple(map(self.take, value.stride()))
 
     def _made(self, value: Any, layout: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Any:
         if layout is None:
             return value
         size, stride = layout
-        look = TensorMetadata(value.dtype, size, stride, 0, value.device, -1, False)
-        return self._runner.make(Recipe(look), ())
+        metadata = TensorMetadata(value.dtype, size, stride, 0, value.device, -1, False)
+        return self._runner.make(Recipe(metadata), ())

@@ -1,4 +1,4 @@
-"""From the values of a graph to what the model returned: the same objects, views and structure as eager's.
+"""Reconstruction of the model's result from the values of a graph: the same objects, views and structure as in eager.
 
 values (w, y)   outputs (graph 0, graph 1 as (2, 32), input 0, python "ok")   ->   (w, y.as_strided(...), x, "ok")
 """
@@ -15,37 +15,37 @@ from torch.utils import _pytree as pytree
 
 from fuse.graph.signature import OutputSpec, Signature
 
-Playback = Callable[[Sequence[Tensor | None], Sequence[Tensor]], Any]
+Reconstruction = Callable[[Sequence[Tensor | None], Sequence[Tensor]], Any]
 
 
-def playback(signature: Signature) -> Playback:
+def reconstruction(signature: Signature) -> Reconstruction:
     """A function from (values of the graph, tensors of its placeholders) to the model's result.
 
-    Where the graph also tells what was learned, to the pair of None and the result: nobody asks for the former there.
+    If the graph also returns values that Python read, the function returns the pair of None and the result.
     """
     told = signature.learning.leaves if signature.learning is not None else 0
-    again = ("repeat", "number")  # of an earlier leaf
+    again = ("repeat", "number")  # kinds that refer to an earlier leaf
     if not told or any(leaf.kind in again and leaf.index < told for leaf in signature.outputs[told:]):
-        return _played_back(signature.outputs, signature.out_spec)
+        return _reconstruction_of(signature.outputs, signature.out_spec)
     moved = [
         replace(leaf, index=leaf.index - told) if leaf.kind in again else leaf for leaf in signature.outputs[told:]
     ]
-    play = _played_back(moved, signature.out_spec.children()[1])
-    return lambda values, inputs: (None, play(values, inputs))
+    rebuilt = _reconstruction_of(moved, signature.out_spec.children()[1])
+    return lambda values, inputs: (None, rebuilt(values, inputs))
 
 
-def _played_back(leaves: Sequence[OutputSpec], spec: pytree.TreeSpec) -> Playback:
+def _reconstruction_of(leaves: Sequence[OutputSpec], spec: pytree.TreeSpec) -> Reconstruction:
     rebuild = _builder(spec)
     if len(leaves) == 1 and spec.is_leaf() and leaves[0].kind == "graph" and leaves[0].view is None:
         only = leaves[0].index
         return lambda values, inputs: values[only]
-    return lambda values, inputs: rebuild(iter(_played(leaves, values, inputs)))
+    return lambda values, inputs: rebuild(iter(_reconstructed(leaves, values, inputs)))
 
 
-def play_leaves(signature: Signature, detached: frozenset[int]) -> Playback:
-    """As :func:`playback`, but from the leaves of the kind ``graph``, made already.
+def reconstruct_leaves(signature: Signature, detached: frozenset[int]) -> Reconstruction:
+    """Like :func:`reconstruction`, but from the leaves of kind ``graph`` instead of the graph's values.
 
-    Views of inputs belong to the graph of gradients that the inputs belong to, but for the ``detached``.
+    Views of inputs are differentiable, except those at the positions ``detached``.
     """
     outputs = signature.outputs
     rebuild = _builder(signature.out_spec)
@@ -55,16 +55,16 @@ def play_leaves(signature: Signature, detached: frozenset[int]) -> Playback:
         return lambda new, inputs: rebuild(iter(new))
     number = count()
     leaves = [replace(spec, index=next(number), view=None) if spec.kind == "graph" else spec for spec in outputs]
-    return lambda new, inputs: rebuild(iter(_played(leaves, new, inputs, detached)))
+    return lambda new, inputs: rebuild(iter(_reconstructed(leaves, new, inputs, detached)))
 
 
-def _played(
+def _reconstructed(
     leaves: Sequence[OutputSpec],
     values: Sequence[Tensor | None],
     inputs: Sequence[Tensor],
     detached: frozenset[int] = frozenset(),
 ) -> list[Any]:
-    """Every leaf in order; a repeated one is the object made before, a number is read from one."""
+    """All leaves in order; a repeated leaf is the same object as before, a number is read from an earlier tensor."""
     made: list[Any] = []
     for position, spec in enumerate(leaves):
         if spec.kind == "number":
@@ -86,7 +86,7 @@ def _leaf(spec: OutputSpec, values: Sequence[Tensor | None], inputs: Sequence[Te
 
 
 def _builder(spec: pytree.TreeSpec) -> Callable[[Iterator[Any]], Any]:
-    """``tree_unflatten`` for one structure; the common ones take a tenth of its time."""
+    """``tree_unflatten`` for one structure, ten times as fast for tuples, lists and dictionaries."""
     if spec.is_leaf():
         return next
     children = [_builder(child) for child in spec.children()]

@@ -1,13 +1,12 @@
-"""Memory for what forward programs save for backward ones, used again by later training steps.
+"""Reused memory for the tensors that forward programs save for backward programs.
 
-    step 1   the forward program fills a block, autograd holds its tensors     backward is over: nobody does
-    step 2   the forward program fills the same block                          its pages are there already
+    step 1   the forward program fills a block, and autograd holds its tensors     backward has run: the block is free
+    step 2   the forward program fills the same block                              its pages exist already
 
-New memory costs about as much as writing to it: the system makes each page when it is first touched, and takes large
-pieces back as soon as they are freed. A block is used again once nobody outside holds one of its tensors, or anything
-else that shares their memory: who keeps a graph keeps its block. Gradients that do not lie as a backward program reads
-them are copied into blocks, too. Blocks are shared by all programs, and few are held
-that are not in use.
+New memory costs about as much as writing to it: the system creates each page when it is first written, and takes large
+pieces back when they are freed. A block is reused once nothing outside of this file holds one of its tensors, or shares
+its memory; an autograd graph that is kept keeps its block. Gradients that are copied to the layout of a backward
+program are in blocks too. All programs share the blocks, and few unused ones are kept.
 """
 
 from __future__ import annotations
@@ -27,21 +26,22 @@ from fuse.graph.locks import ForkedLock
 from fuse.runtime.layout import extent, part
 
 LEAST_BYTES = 2**16
-"""Of one call, from which what it saves lies in a block."""
+"""Fewest bytes that a call saves in a block; for less, a new allocation is cheap."""
 MOST_UNUSED = 64
-"""Calls, of all programs, for which a block is held that none of them used; at most twice as many."""
+"""Calls of all programs after which an unused block is freed; checked as often, so that it takes at most twice as
+many."""
 _ALIGNMENT = 64
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
-"""How many tensors and others hold a storage; as the memory of CUDA graphs asks in torch."""
+"""Number of holders of a storage in native code; torch's CUDA graph memory uses the same function."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Block:
-    """``bytes`` of memory, and ``tensors`` that lie there as the program that used it last has them: they never leave
-    this file.
+    """A block of ``bytes`` of memory.
 
-    ``address`` is that of the storage itself. ``used``: the number of the call that used it last.
+    ``tensors`` are the saved tensors of its last owner, which never leave this file. ``address`` is that of the storage
+    object. ``used`` is the index of the call that used the block last.
     """
 
     storage: torch.UntypedStorage
@@ -52,14 +52,14 @@ class _Block:
     used: int = 0
 
     def is_free(self) -> bool:
-        """Whether nobody else holds memory of the block, by a tensor, an array or a storage."""
+        """Whether no tensor, array or storage outside of this file shares the block's memory."""
         references, holders = _alone()
         free: bool = sys.getrefcount(self.storage) == references
         return free and _use_count(self.address) == holders + len(self.tensors)
 
 
 class SavedMemory:
-    """Tensors like ``values`` for each call of a program. Several threads may take them at once."""
+    """Allocator of tensors like ``values`` for each call of a program; several threads may use it."""
 
     def __init__(self, values: Sequence[Tensor]) -> None:
         self._layouts = [(tuple(v.shape), v.stride()) for v in values]
@@ -71,7 +71,7 @@ class SavedMemory:
         weakref.finalize(self, _forget_unowned)
 
     def take(self) -> list[Tensor]:
-        """New tensors whose memory is used again when the last of them, and all that shares it, is gone."""
+        """New tensors, whose memory is reused when they and all tensors that share it are gone."""
         global _blocks, _calls
         with _lock:
             _calls += 1
@@ -106,19 +106,19 @@ class SavedMemory:
 
 
 def can_be_used_again(values: Sequence[Tensor]) -> bool:
-    """Whether memory for tensors like ``values`` had better be used again, and torch says when it may be."""
+    """Whether memory for tensors like ``values`` is worth reusing, and torch counts the holders of a storage."""
     return _use_count is not None and sum(map(extent, values)) >= LEAST_BYTES
 
 
 def forget() -> None:
-    """Free all blocks that are not in use, and those that are as soon as they are not."""
+    """Free all unused blocks; those in use are freed when their tensors are gone."""
     global _blocks
     with _lock:
         _blocks = ()
 
 
 def _forget_unowned() -> None:
-    global _blocks  # a tuple, since the collector may come here in the middle of a call
+    global _blocks  # a tuple, because the garbage collector may call this during a call
     with _lock:
         _blocks = tuple(block for block in _blocks if block.owner is not None and block.owner() is not None)
 
@@ -130,7 +130,8 @@ def _new_block(size: int, device: torch.device) -> _Block:
 
 @cache
 def _alone() -> tuple[int, int]:
-    """The references to the storage of a block that nobody uses, in Python and in native code, without its tensors."""
+    """Numbers of references to the storage of an unused block, in Python and in native code, without its own
+    tensors."""
     block = _new_block(1, HOST)
     block.tensors = (torch.empty(0, dtype=torch.uint8, device=HOST).set_(block.storage),)
     return sys.getrefcount(block.storage), _use_count(block.address) - len(block.tensors)

@@ -1,4 +1,4 @@
-"""From a graph with regions to steps: what runs each node, and where its values lie.
+"""Translate a graph with regions to steps over buffers.
 
     %r = call_module[region](%x, %w)          kernel   reads x, w   writes buffer 2
     %h = getitem(%r, 0)                       -        another name for buffer 2
@@ -6,9 +6,9 @@
     %y = aten.mm(%s, %w)                ->    product  reads buffer 2, w   writes buffer 3
     %z = aten.sort(%y)                        call     torch.ops.aten.sort(...)
 
-Views and ``getitem`` are layout arithmetic. Matrix products go to BLAS, lone operators that can be lowered become
-kernels of one operator, and what is left is called from Python. Values that the caller receives get memory of their
-own, and writes to inputs come last, so that every step reads what the inputs held when the call began.
+Views and ``getitem`` are layout arithmetic. Matrix products go to BLAS. Single operators that can be lowered become
+kernels of one operator. All other operators are called from Python. Values that the caller receives get memory of their
+own. Writes to inputs come last, so that every step reads the inputs as they were when the call began.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def schedule(graph: GraphModule) -> Schedule:
 
 
 class _Scheduler:
-    """State while the nodes are walked once, in order; ``outer`` walks the graph around a loop whose body this is."""
+    """State while nodes are translated in order; ``outer`` translates the graph around, if this is a loop's body."""
 
     def __init__(self, graph: GraphModule, outer: _Scheduler | None = None) -> None:
         self.graph = graph
@@ -81,7 +81,7 @@ class _Scheduler:
         self.anchors: dict[Node, tuple[int, int]] = {}
         self.parts: dict[Node, list[tuple[int, int] | None]] = {}
         self.refs: dict[Node, Ref] = {}  # nodes that exist as Python tensors
-        self.lone: dict[object, Kernel | Declined] = outer.lone if outer else {}
+        self.single_kernels: dict[object, Kernel | Declined] = outer.single_kernels if outer else {}
         self.loops: LoopKernels = outer.loops if outer else {}
         self.assembled: dict[Node, int] = {}
         self.handed_on = set(outputs_of(graph.graph))
@@ -113,7 +113,7 @@ class _Scheduler:
         )
 
     def _known_after(self, results: Sequence[ProgramResult | None], learning: Learning) -> int:
-        """The steps after which all is known that was learned: all so far where some of them are Python calls."""
+        """Number of steps after which all values that Python read are computed; all steps so far if some are calls."""
         if any(isinstance(step, PythonStep) for step in self.steps):
             return len(self.steps)
         values = [results[one.leaf] for one in learning.learned]
@@ -124,7 +124,7 @@ class _Scheduler:
     # ---- places ----------------------------------------------------------------------------------------------------
 
     def _buffer(self, origin: Any, value: Tensor) -> tuple[int, int]:
-        """A new buffer as large as ``value``, and the anchor of a node that is the whole of it."""
+        """The anchor of a node that is the whole of a new buffer for ``value``."""
         self.buffers.append(Allocation(origin, value, extent(value)))
         return len(self.buffers) - 1, -origin_bytes(value)
 
@@ -133,8 +133,8 @@ class _Scheduler:
         return Place(buffer, shift + origin_bytes(node.meta["val"]))
 
     def _claim(self, node: Node) -> tuple[int, int]:
-        """Memory for what a kernel computes: the place in the assembled tensor it is a piece of, or a buffer of its
-        own."""
+        """The anchor of a kernel's result: its place in the assembled tensor, if it is a piece of one, or a new
+        buffer."""
         if node not in self.waiting:
             return self._buffer("made", node.meta["val"])
         whole, offset = self.waiting[node]
@@ -174,7 +174,7 @@ class _Scheduler:
     def _fitted(
         self, region: torch.nn.Module, node: Node, inputs: Sequence[Node], getters: dict[int, Node]
     ) -> Kernel | Declined:
-        """The kernel or program of a region or loop, for the layouts of its inputs and results."""
+        """The kernel of a region or loop for the layouts of its inputs and results, or the reason why there is none."""
         if isinstance(region, Loop):
             return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]), self.loops)
         body = graph_in(region)
@@ -183,7 +183,7 @@ class _Scheduler:
         body_inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
         for outer, inner in zip(inputs, body_inputs, strict=True):
             if not same_layout(outer.meta["val"], inner.meta["val"]):
-                return Declined(f"input {outer.name} does not have the layout that the region was made for")
+                return Declined(f"input {outer.name} has another layout than the region was made for")
         if isinstance(region, LoopWithEnds):
             return lower_with_ends(region, self.loops)
         results = outputs_of(body.graph)
@@ -207,24 +207,24 @@ class _Scheduler:
             self._assemble(node)
         elif ops.is_view(node.target):
             self._view(node)
-        elif not node.users:  # it runs because it may raise
+        elif not node.users:  # a check, which may raise
             self._call(node, node.target, _launches(node))  # type: ignore[arg-type]  # FX types targets loosely
-        elif isinstance(preferred := self.runtime.prefer(node, self._lone_kernel), Kernel):
-            self._lone(node, preferred)
+        elif isinstance(preferred := self.runtime.prefer(node, self._single_kernel), Kernel):
+            self._single_operator(node, preferred)
         elif (found := self.runtime.product(node)) is not None:
             operands = (found.left, found.right, *([found.bias] if found.bias else []))
             self.anchors[node] = self._buffer("made", node.meta["val"])
             places = tuple(map(self._place, operands))
             self.steps.append(ProductStep(found, places, (self._place(node),), node.meta.get("source", "")))
-        elif not preferred and isinstance(kernel := self._lone_kernel(node), Kernel):
-            self._lone(node, kernel)
+        elif not preferred and isinstance(kernel := self._single_kernel(node), Kernel):
+            self._single_operator(node, kernel)
         else:
             self._call(node, node.target, _launches(node))  # type: ignore[arg-type]  # FX types targets loosely
 
     def _view(self, node: Node) -> None:
         base = node.all_input_nodes[0]
         if not _shares(node.meta["val"], base.meta["val"]):
-            # A pass changed the base and left the view's metadata: find its place again.
+            # A pass changed the base, but not the metadata of the view: compute it again.
             args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
             node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]  # FX types targets loosely
         buffer, shift = self.anchors[base]
@@ -234,7 +234,7 @@ class _Scheduler:
             self.parts[node] = [(buffer, shift)] * len(node.meta["val"])
 
     def _assemble(self, node: Node) -> None:
-        """Pieces that a kernel could not write in place are copied there."""
+        """Add copies of the pieces that no kernel writes in place."""
         value: Tensor = node.meta["val"]
         if node not in self.assembled:
             self.assembled[node], _ = self._buffer("made", value)
@@ -243,7 +243,7 @@ class _Scheduler:
             if self.waiting.get(piece) != (node, offset):
                 self._copy(piece, Place(self.assembled[node], offset * value.itemsize), value.stride())
 
-    def _lone(self, node: Node, kernel: Kernel) -> None:
+    def _single_operator(self, node: Node, kernel: Kernel) -> None:
         values = results_read(node)
         anchors = {index: self._buffer("made", value) for index, value in values.items()}
         if isinstance(node.meta["val"], Tensor):
@@ -253,16 +253,16 @@ class _Scheduler:
         kind, source = ops.kind(node.target), node.meta.get("source", "")
         self._kernel(kernel, node.all_input_nodes, list(anchors.values()), list(values.values()), kind, source)
 
-    def _lone_kernel(self, node: Node) -> Kernel | Declined:
+    def _single_kernel(self, node: Node) -> Kernel | Declined:
         if not isinstance(node.meta["val"], Tensor):
             if any(user.target is not operator.getitem for user in node.users):
-                return Declined("its results are read together")
+                return Declined("the results of the operator are read as one tuple")
             if not self.signature and self.handed_on.intersection(node.users):
-                return Declined("a loop gathers what it keeps of it")  # counted as such: ``Loop.gathered``
+                return Declined("a loop gathers the results of the operator")  # counted so: ``Loop.gathered``
         key = kernel_key(node)
-        if key not in self.lone:
-            self.lone[key] = self.runtime.lower(region_of(node)[0])
-        return self.lone[key]
+        if key not in self.single_kernels:
+            self.single_kernels[key] = self.runtime.lower(region_of(node)[0])
+        return self.single_kernels[key]
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -311,20 +311,20 @@ class _Scheduler:
         self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", ""), passing))
 
     def _called(self, node: Node) -> tuple[tuple[int | None, Ref], ...]:
-        """Where to keep what a call from Python gives."""
+        """The buffers of a Python call's results: (position in the returned tuple, reference)."""
         value = node.meta["val"]
         if isinstance(value, Tensor):
             self.anchors[node] = self._buffer("called", value)
             return ((None, Ref(self.anchors[node][0])),)
         if value is None:  # a check
             return ()
-        read = {part.args[1] for part in node.users if part.users}  # an operator may leave out what nobody reads
+        read = {part.args[1] for part in node.users if part.users}  # an operator may omit results that nobody reads
         made = [self._buffer("called", v) if isinstance(v, Tensor) and i in read else None for i, v in enumerate(value)]
         self.parts[node] = list(made)
         return tuple((i, Ref(anchor[0])) for i, anchor in enumerate(made) if anchor is not None)
 
     def _loop(self, node: Node, loop: Loop) -> None:
-        """A loop around a program of its own."""
+        """Add a step that runs the program of a loop's body."""
         inner = _Scheduler(loop.body, self)
         body = inner.run()
         self.fallbacks += body.fallbacks
@@ -335,7 +335,7 @@ class _Scheduler:
         self.steps.append(LoopStep(body, loop.spec, args, results, layouts, kwargs, loop.spec.source))
 
     def _ref(self, node: Node) -> Ref:
-        """The node as a tensor for a Python call; views are taken when the first call needs them."""
+        """The reference of a node for Python calls; adds a step that makes a view when one is first needed."""
         if node in self.refs:
             return self.refs[node]
         place, value = self._place(node), node.meta["val"]
@@ -361,14 +361,14 @@ class _Scheduler:
         return self.refs[node]
 
     def _with_refs(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a node, nodes replaced by references."""
+        """The arguments of a node with nodes replaced by references."""
         return map_arg((node.args, dict(node.kwargs)), self._ref)  # type: ignore[arg-type]  # FX types arguments loosely
 
     # ---- what the caller sees --------------------------------------------------------------------------------------
 
     def _results(self, output: Node) -> tuple[ProgramResult | None, ...]:
-        """Memory of its own for every value that the caller receives: eager's results share memory only where the
-        signature says so."""
+        """The results of the program, each in its own buffer; the signature says which results share memory in
+        eager."""
         values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         assert self.signature is not None
         named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
@@ -387,8 +387,7 @@ class _Scheduler:
         return tuple(results)
 
     def _states(self, output: Node) -> tuple[ProgramResult, ...]:
-        """What a step of a loop hands on: its inputs and whole buffers as they are, anything else in a buffer of its
-        own."""
+        """The results of a loop step: inputs and whole buffers as they are, other values copied to new buffers."""
         values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         results: list[ProgramResult] = []
         layouts: dict[int, Tensor] = {}
@@ -402,7 +401,7 @@ class _Scheduler:
         return tuple(results)
 
     def _is_whole(self, node: Node) -> bool:
-        """Whether the node's value fills a buffer that the caller can be given."""
+        """Whether the node's value is a whole buffer that the caller may receive."""
         place, value = self._place(node), node.meta["val"]
         buffer = self.buffers[place.buffer]
         if place.offset != 0 or buffer.origin == "input" or is_lazy(value):
@@ -417,7 +416,7 @@ class _Scheduler:
         return buffer.origin == "called" and plain and not is_lazy(buffer.value) and extent(value) == buffer.size
 
     def _mutations(self) -> None:
-        """Write values back into inputs, those that another write would overwrite having been set aside."""
+        """Add steps that write values back into inputs; values that another write would overwrite are copied first."""
         planned = writes(self.graph)
         sources = {}
         for write in planned:
@@ -442,7 +441,7 @@ class _Scheduler:
                 self.steps.append(CopyStep((source,), (place,), target.itemsize, size, stride, target.stride(), line))
 
     def _copies(self, group: Sequence[Write]) -> GraphModule:
-        """A region that copies values into memory that lies as the inputs do that are written."""
+        """A region that copies values to the layouts of the inputs that are written."""
         body = Graph()
         given = [body.placeholder(write.value.name) for write in group]
         results = []

@@ -1,4 +1,4 @@
-"""Operators that no pass has put into a region, as regions of one."""
+"""Single operators outside of regions, as regions of one operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
 def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
-    """A lone operator as a region of one, which returns what is read; and its inputs in placeholder order."""
+    """A region of one operator, which returns the results that are read; and the operator's inputs, in its order."""
     body = Graph()
     inputs: dict[Node, Node] = {}
     for argument in node.all_input_nodes:
@@ -32,7 +32,7 @@ def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
 
 
 def results_read(node: Node) -> dict[int, Tensor]:
-    """The results of an operator that somebody reads, by number; the only one of an operator that has one."""
+    """The results of an operator that are read, by index; index 0 for an operator with a single result."""
     value = node.meta["val"]
     if isinstance(value, Tensor):
         return {0: value}
@@ -40,7 +40,7 @@ def results_read(node: Node) -> dict[int, Tensor]:
 
 
 def kernel_key(node: Node) -> object:
-    """Equal for lone operators that the same kernel runs."""
+    """A key that is equal for single operators with the same kernel."""
     numbers: dict[Node, int] = {}
 
     def described(argument: Node) -> object:

@@ -1,14 +1,14 @@
-"""How ``forward`` uses the sizes of tensors: run once more, with sizes that note what they are compared with.
+"""Record the comparisons of sizes in ``forward``, by running it with symbolic sizes (extents).
 
-    if x.shape[0] > 100:               noted:  not n0 > 100
+    if x.shape[0] > 100:               recorded:  not n0 > 100
         x = x[:100]
-    for t in range(len(x)):            nothing is noted: the loop runs as often as there are steps
+    for t in range(len(x)):            nothing is recorded: the loop has as many steps as the size
         h = cell(x[t], h)
-    return h / math.sqrt(x.shape[0])   noted: n0 == 37, so that nothing is known of other sizes
+    return h / math.sqrt(x.shape[0])   recorded: n0 == 37, so that other sizes are captured
 
-Sizes are followed in the Python code of the model and of the libraries it calls, until an operator is dispatched;
-``counting.py`` does so where Python counts, and ``unnoted.py`` refuses what leaves no note. The graph that is recorded
-is thrown away.
+Sizes are symbolic in the Python code of the model and its libraries, and plain within operators. ``counting.py``
+replaces Python's counting functions, and ``unnoted.py`` refuses uses of sizes that cannot be recorded. The captured
+graph is discarded.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from fuse.runtime.counting import counting
 from fuse.runtime.unnoted import noted
 
 UNKNOWN = "unknown"
-"""Prefix of the names of sizes without a formula."""
+"""Prefix of the names of sizes for which no formula is known."""
 
 
 class Unfollowed(Exception):
-    """Sizes were used in a way that cannot be noted."""
+    """Sizes were used in a way that cannot be recorded."""
 
 
 Formulas = Mapping[int, Any]
-"""Sizes of the call at hand by their values: extents where a formula is known, numbers where they are always the same.
-"""
+"""By the value of a size in the current call: an extent if it has a formula, or a number if it is constant."""
 
 
 def size_conditions(
@@ -54,11 +53,12 @@ def size_conditions(
     conditions: Conditions,
     gradients: bool,
 ) -> None:
-    """Run ``forward`` on fake tensors; what it compares sizes with is noted in ``conditions``. With ``gradients`` these
-    are recorded, which it may ask for.
+    """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
+
+    With ``gradients``, the call is captured with its gradients, on which ``forward`` may depend.
 
     Raises:
-        Unfollowed: it compared a size of which no formula is known.
+        Unfollowed: a size without a formula was compared, or a use cannot be recorded.
         CaptureError: the call cannot be captured.
     """
     following = _Following(formulas, conditions)
@@ -73,7 +73,7 @@ def size_conditions(
 
 
 class _Following:
-    """What tensors answer that are asked for sizes, in one thread, while they are followed."""
+    """Source of the sizes that fake tensors return in one thread: symbolic in user code, plain in operators."""
 
     def __init__(self, formulas: Formulas, conditions: Conditions) -> None:
         self._formulas = formulas
@@ -98,15 +98,17 @@ class _Following:
         return self.number(number) if number in self._formulas else number
 
     def check(self) -> None:
-        """Raise ``Unfollowed`` where something was asked that was not noted."""
+        """Raise ``Unfollowed`` if a use of a size was not recorded."""
         if self._refused:
             raise Unfollowed(self._refused[0])
-        if sum(UNKNOWN in text for text in self._conditions.noted) > len(self._unknown):  # each is noted to be a size
-            raise Unfollowed("a size is compared of which no formula is known")
+        if sum(UNKNOWN in text for text in self._conditions.noted) > len(
+            self._unknown
+        ):  # one condition each is expected
+            raise Unfollowed("a size without a formula is compared")
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """As long as this lasts, fake tensors answer with sizes that note how they are used."""
+        """A context in which fake tensors return symbolic sizes."""
         names = counting(self.number, self.known)
         with patched(FakeTensor, {name: answer(self) for name, answer in _ANSWERS.items()}):
             self._plain -= 1
@@ -118,7 +120,7 @@ class _Following:
 
     @contextlib.contextmanager
     def plainly(self) -> Iterator[None]:
-        """As long as this lasts, sizes are numbers."""
+        """A context in which sizes are plain numbers."""
         self._plain += 1
         try:
             yield
@@ -135,7 +137,7 @@ def _shape_of(following: _Following, tensor: Tensor) -> _Size:
 
 
 class _Size(tuple[int, ...]):
-    """A shape whose number of elements follows from its sizes; ``torch.Size`` itself has no subclasses."""
+    """A shape of symbolic sizes with a symbolic ``numel``; ``torch.Size`` cannot be subclassed."""
 
     @property  # type: ignore[misc]  # what ``isinstance`` asks
     def __class__(self) -> type:
@@ -192,7 +194,7 @@ _ANSWERS: dict[str, Callable[[_Following], Any]] = {
 
 
 class _Follower(Recorder):
-    """Records a call in which sizes are followed."""
+    """Recorder of a call with symbolic sizes."""
 
     def __init__(self, model: nn.Module, fake_mode: Any, plan: Plan, following: _Following) -> None:
         super().__init__(model, fake_mode, plan)
@@ -209,4 +211,4 @@ class _Follower(Recorder):
 
 
 class _TrainedFollower(_Follower, JointRecorder):
-    """The same where gradients are recorded."""
+    """Recorder of a call with symbolic sizes and gradients."""

@@ -1,15 +1,15 @@
-"""Programs for calls that only values tell apart: which to try first, and when to make no more of them.
+"""Specialisations: programs for calls that differ only in values that Python reads.
 
     call -> the specialisation that followed last time  -- confirmed -->  result
                 |  missed: nothing that the caller sees has changed
                 v
-            the others that fit what was computed by then, the most recent first  -- confirmed -->  result
+            the others that fit the values computed so far, the most recent first  -- confirmed -->  result
                 |  all missed
                 v
-            captured once more, with what this call reads; eager where that was in vain too often
+            captured again, with the values that this call reads; eager if that was useless too often
 
-A program computes what Python learned when it was captured, and confirms that it is as it was before inputs are written
-and results leave.
+A program computes the values that Python read when it was captured, and confirms that they are the same before inputs
+are written and results are returned.
 """
 
 from __future__ import annotations
@@ -28,26 +28,30 @@ from fuse.runtime.ending import Ending, beside
 from fuse.runtime.steps import Fallback, Launches
 
 LARGEST_FAMILY = 8
+"""Most specialisations of one kind of calls."""
 LARGEST_UNUSED = 4
-"""Specialisations made without any having served a second call."""
+"""Most specialisations as long as none has served a second call."""
 
 PATIENCE = 16
-"""Calls in vain, more than others, after which no specialisation is tried any more."""
+"""Excess of calls that no specialisation served over others, at which no more are tried."""
 
 LARGEST_DOUBT = 0.4
-"""Share of the last eight calls or so in which another than the likely specialisation served."""
+"""Share of calls (an average over about eight) that the likely specialisation did not serve, above which it is not the
+first guess."""
 
 LEAST_DOUBT = 0.01
-"""The same share below which calls that the last specialisation serves are no longer counted, which saves a lock in
-each: nineteen of them in a row after one that another served, whose share of an eighth falls by an eighth a call."""
+"""Share of such calls below which served calls are no longer counted, which saves a lock in each. It takes nineteen
+calls of one specialisation: a call that another served counts an eighth, which falls by an eighth with each call."""
 
 CLOSE = 1e-4
 """Relative tolerance between a fused value and the value of eager operators."""
 
 
 class Missed(Exception):
-    """A specialisation does not serve this call: ``learned`` is otherwise now, or the program raised (None). ``told``:
-    what is learned now, by keys."""
+    """A specialisation does not serve this call.
+
+    ``learned`` is the value that differs now; None if the program raised. ``told`` are the values of this call, by key.
+    """
 
     def __init__(self, learned: Learned | None, told: Mapping[int, object] | None = None) -> None:
         super().__init__(str(learned) if learned else "raised")
@@ -56,11 +60,10 @@ class Missed(Exception):
 
 
 class Confirmation:
-    """Raises where values that a program gives are not what was learned.
+    """A check that a program computes the values that Python read; raises ``Missed`` if not.
 
-    Numbers that the first call computes with other roundings than eager operators did are those expected from then on.
-    With an ``ending``, a loop may end after any number of steps that is ``served``: how often it went on, and how such
-    a call ended when it was captured.
+    Numbers that the first call computes with other roundings than eager are expected from then on. With an ``ending``,
+    a loop may end after any number of steps in ``served``: by how often it went on, the ending of such a captured call.
 
     >>> confirm = Confirmation(Learning(1, (Learned("model.py:3", "truth", 0, None, True),), ()))
     >>> confirm([torch.tensor(True)])
@@ -89,21 +92,21 @@ class Confirmation:
             raise Missed(different, self.learning.values_by_key(values))
 
     def fits(self, told: Mapping[int, object]) -> bool:
-        """Whether nothing that is known of a call says that the program does not serve it."""
+        """Whether the values ``told`` of a call do not exclude that the program serves it."""
         if self.ending is None:
             return self.learning.fits(told)
         truths, reads = self.ending.truths, self.ending.reads
-        stops = (place for place, key in enumerate(reads) if told.get(key, truths.goes_on) is not truths.goes_on)
+        stops = (position for position, key in enumerate(reads) if told.get(key, truths.goes_on) is not truths.goes_on)
         went_on = next(stops, None)
         served = went_on is None or went_on in self.served
         return served and self._others.fits(told)
 
     def serve(self, endings: Mapping[int, Ending]) -> None:
-        """The program is known to serve calls that end otherwise, by how often their loops went on."""
+        """Let the program serve calls with these endings too, by how often their loops went on."""
         self.served = {**endings, **self.served}
 
     def launched(self, values: Sequence[Tensor | None], launches: Launches | int) -> Launches | int:
-        """What a call launched whose loop ended somewhere, with what is to be copied of its values."""
+        """The launches of a call, with the copies that its result needs after a loop that ended early."""
         if self.ending is None or not self.ending.lasting:
             return launches
         copies = self.served[self.ending.went_on(values)].copies(values)
@@ -112,10 +115,10 @@ class Confirmation:
         counted = Launches.unpack(launches)
         return replace(counted, aten=counted.aten + copies)
 
-    def play(self, values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
-        """The result of a call whose loop ended somewhere, which was confirmed."""
+    def reconstruct(self, values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
+        """The result of a confirmed call whose loop may have ended early."""
         assert self.ending is not None
-        return self.served[self.ending.went_on(values)].play(values, inputs)
+        return self.served[self.ending.went_on(values)].reconstruct(values, inputs)
 
 
 def _as_computed(learned: Learned, values: Sequence[Tensor | None]) -> Learned:
@@ -139,7 +142,7 @@ M = TypeVar("M")
 
 @dataclass(eq=False)
 class Family(Generic[T]):
-    """Record of the specialisations of one kind of calls. Several threads may update it."""
+    """Statistics of the specialisations of one kind of calls; several threads may update them."""
 
     made: int = 1
     reason: Fallback | None = None
@@ -152,7 +155,9 @@ class Family(Generic[T]):
     _lock: ForkedLock = field(default_factory=ForkedLock)
 
     def ordered(self, members: Iterable[M], member: Callable[[M], T]) -> list[M]:
-        """The members, given the most recent first, in the order in which to try them; ``member`` says which one is.
+        """The members in the order in which to try them; they are given the most recent first.
+
+        ``member`` maps an element of ``members`` to the specialisation.
 
         >>> family = Family()
         >>> for one in "abab":
@@ -164,20 +169,20 @@ class Family(Generic[T]):
         with self._lock:
             likely = [self._follows.get(id(self._last)), self._last]
         for one in reversed(likely):
-            if one is not None and (place := next((i for i, t in enumerate(tried) if member(t) is one), None)):
-                tried.insert(0, tried.pop(place))
+            if one is not None and (position := next((i for i, t in enumerate(tried) if member(t) is one), None)):
+                tried.insert(0, tried.pop(position))
         return tried
 
     def likely(self) -> T | None:
-        """The member that is tried first, if one is known to follow the last."""
+        """The member that is tried first: the one that followed the last one before, or the last one itself."""
         return self._follows.get(id(self._last), self._last)
 
     def wavers(self) -> bool:
-        """Whether the likely member is often not the one that serves."""
+        """Whether another than the likely member often serves."""
         return self._doubt > LARGEST_DOUBT
 
     def served(self, member: T, again: bool = True) -> None:
-        """``member`` served a call; ``again``: not the one that it was made for."""
+        """Count a call that ``member`` served; ``again``: a later call than the one that it was made for."""
         if again and self._is_steady and member is self._last:
             return
         with self._lock:
@@ -190,7 +195,7 @@ class Family(Generic[T]):
             self._balance = min(self._balance + again, PATIENCE)
 
     def grows(self) -> bool:
-        """Whether one more specialisation is made."""
+        """Whether one more specialisation may be made; counts it if so."""
         with self._lock:
             limit = LARGEST_FAMILY if self._used else LARGEST_UNUSED
             if self.made >= limit:
@@ -199,17 +204,20 @@ class Family(Generic[T]):
             return True
 
     def joined(self, members: int = 1) -> None:
-        """So many specialisations are not needed any more, because one serves other calls, too."""
+        """Count ``members`` specialisations less, because one serves their calls too."""
         with self._lock:
             self.made -= members
             self._used = True
 
     def loops(self) -> None:
-        """What differs between calls may be how many steps a loop takes, so that more specialisations are worth it."""
+        """Allow ``LARGEST_FAMILY`` specialisations: calls may differ in the number of steps of a loop."""
         self._used = True
 
     def in_vain(self, name: str, learned: Learned | None) -> Fallback:
-        """No specialisation served a call; says why it runs eager. After many such calls they all do."""
+        """Count a call that no specialisation served; returns the reason why it runs eager.
+
+        After many such calls, all calls run eager.
+        """
         source = learned.source if learned else ""
         where = f" at {source}" if source else ""
         with self._lock:

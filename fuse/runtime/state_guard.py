@@ -1,10 +1,10 @@
-"""The guard of a model: whether a compiled graph is still valid for the state that the model is in.
+"""State guards: whether a compiled graph is valid for the current state of the model.
 
-:class:`StateGuard` watches which tensors are the model's parameters and buffers, the module tree, ``training``, hooks
-and plain attributes. It is made of a few comparisons that run in C: while no dictionary has a new version, none is
-compared; otherwise dictionaries compare their values by identity first.
+:class:`StateGuard` watches the identity of parameters and buffers, the module tree, ``training``, hooks and plain
+attributes, with a few comparisons that run in C. While all dictionaries have their old versions, none is compared.
+Otherwise dictionaries compare their values by identity first.
 
-Not watched: globals and closures that ``forward`` reads, files, the inside of objects with ``__slots__``.
+Not watched: globals and closures that ``forward`` reads, files, attributes of objects with ``__slots__``.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _UNREAD = frozenset(
         "_non_persistent_buffers_set",
     )
 )
-"""Containers of modules that no call reads, or only of hooks that are watched themselves."""
+"""Attributes of modules that no call reads, or that only describe hooks which are watched."""
 Pairs = Sequence[tuple[dict[Any, Any], dict[Any, Any]]]
-"""Dictionaries as they should be, and as they are."""
+"""Pairs of an expected and a live dictionary."""
 _NUMBERS = frozenset((int, float, bool, complex))
 _PLAIN = _NUMBERS | {str, types.NoneType, torch.dtype, torch.device}
 LARGEST_WATCHED = 1 << 16
-"""Bytes of an array that the model holds (numpy's, ``array``, ``bytearray``) up to which its numbers are watched."""
+"""Most bytes of an array in the model (numpy's, ``array``, ``bytearray``) whose contents are watched."""
 
 MOST_RENEWALS = 64
-"""Changes that were taken back by the next call, after which a guard compares what dictionaries hold in every call."""
+"""Changes that were undone before the next call, after which a guard compares dictionaries in every call."""
 
 
 class StateGuard:
-    """A snapshot of everything in a model that ``forward`` may depend on, other than the tensors' contents.
+    """A snapshot of everything in a model that ``forward`` may depend on, except the contents of tensors.
 
-    ``unwatched`` are attributes that ``forward`` assigns: each call changes them.
+    ``unwatched`` are attributes that ``forward`` assigns, so that each call changes them.
 
     >>> model = nn.Linear(2, 2)
     >>> guard = StateGuard(model)
@@ -105,7 +105,7 @@ class StateGuard:
         return True
 
     def _compares(self) -> bool:
-        """Whether all that is watched is what it was."""
+        """Whether all watched dictionaries have their expected contents."""
         try:
             for expected, live in self._pairs:
                 if expected != live and expected != _without_replacement(live):
@@ -147,8 +147,10 @@ class StateGuard:
             self._pairs.append((expected, module.__dict__))
 
     def _snapshot(self, value: Any, own: bool) -> Any:
-        """A value that compares equal to ``value`` as long as that has not changed; ``own``: of the user's code, whose
-        numbers may change their type only."""
+        """A value that compares equal to ``value`` as long as that has not changed.
+
+        ``own``: an attribute of the user's code, whose numbers must keep their type too.
+        """
         kind = type(value)
         if own and kind in _NUMBERS:
             return _Number(value)
@@ -165,7 +167,7 @@ class StateGuard:
         if kind is tuple:
             items = tuple(self._snapshot(item, own) for item in value)
             return value if all(map(operator.is_, items, value)) else items
-        if issubclass(kind, (dict, list, set, deque)):  # its class may have its own idea of what is in it
+        if issubclass(kind, (dict, list, set, deque)):  # the subclass may override how its contents are read
             held = contents(value)
             return _Holding(value, held, [self._snapshot(item, own) for item in held.values])
         if (memory := ArrayContents.of(value)) and len(memory.held.values[0]) <= LARGEST_WATCHED:
@@ -180,14 +182,14 @@ class StateGuard:
 
 
 _dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
-"""A number that is another after each change of a dictionary."""
+"""The version of a dictionary, which differs after each change."""
 
 
 class _Versioned:
-    """That no dictionary has changed since it was compared, told without a look at what it holds.
+    """A check by version numbers that no dictionary has changed since it was compared.
 
-    ``empty`` are the containers that hold nothing, ``filled`` the other dictionaries, with their ``versions``.
-    ``lists`` and the like, of which nobody counts versions, are compared with what they should hold.
+    ``empty`` are the empty containers, ``filled`` the other dictionaries with their ``versions``. ``lists`` and other
+    containers, which have no versions, are compared with ``expected_lists``.
     """
 
     def __init__(self, pairs: Pairs, empty: Sequence[Any], renewals: int) -> None:
@@ -203,7 +205,7 @@ class _Versioned:
 
     @staticmethod
     def of(pairs: Pairs, empty: Sequence[Any], renewals: int = 0) -> _Versioned | None:
-        """For dictionaries that hold what is expected of them."""
+        """The check for pairs of equal dictionaries and empty containers; None if there are no versions."""
         try:
             return _Versioned(pairs, empty, renewals)
         except Exception:  # torch counts no versions with this Python, or another thread makes a change
@@ -224,7 +226,7 @@ class _Versioned:
             self.lists.append(live)
 
     def _comparison(self) -> Callable[[], bool]:
-        """Tells whether everything is what it was."""
+        """A function that tells whether nothing has changed."""
         empty, filled, versions, version = self.empty, self.filled, self.versions, _dict_version
         expected, lists = self.expected_lists, self.lists
 
@@ -239,12 +241,12 @@ class _Versioned:
         return hold
 
     def renewed(self, pairs: Pairs, empty: Sequence[Any]) -> _Versioned | None:
-        """The same after changes that were taken back; nothing where they are made again and again."""
+        """A new check after changes that were undone; None after ``MOST_RENEWALS`` such changes."""
         return _Versioned.of(pairs, empty, self.renewals + 1) if self.renewals < MOST_RENEWALS else None
 
 
 class _Number:
-    """Equal to the same number of the same type: 2 == 2.0 == True, but they promote differently."""
+    """Compares equal to the same number of the same type: 2 == 2.0 == True, but type promotion differs."""
 
     __slots__ = ("value",)
 
@@ -256,7 +258,7 @@ class _Number:
 
 
 class _PlainItems:
-    """Equal to a list or tuple of the same numbers and texts, of the same types."""
+    """Compares equal to a list or tuple of equal plain items of the same types."""
 
     __slots__ = ("held", "ids")
 
@@ -271,7 +273,7 @@ class _PlainItems:
 
 
 class _PlainSet:
-    """Equal to a set of the same elements, numbers in them of the same types."""
+    """Compares equal to a set of equal elements, numbers in them of the same types."""
 
     __slots__ = ("elements", "kind")
 
@@ -284,7 +286,7 @@ class _PlainSet:
 
 
 def _exact(value: Any) -> Any:
-    """Equal for values that are equal, numbers in them of the same types and signs.
+    """A value that is equal for equal values whose numbers have the same types and signs.
 
     >>> _exact((2, {0.0})) == _exact((2, {0.0})), _exact({2}) == _exact({2.0}), _exact({0.0}) == _exact({-0.0})
     (True, False, False)
@@ -297,7 +299,7 @@ def _exact(value: Any) -> Any:
 
 
 class _Same:
-    """Equal to one object only: a tensor of one element would otherwise equal another that holds the same number."""
+    """Compares equal to one object only; a tensor of one element would equal another tensor with the same number."""
 
     __slots__ = ("value",)
 
@@ -309,8 +311,10 @@ class _Same:
 
 
 class _Holding:
-    """Equal to one container only, as long as it holds what it held (``inside`` are snapshots of it); its class is not
-    asked."""
+    """Compares equal to one container object only, while its contents are unchanged (``inside`` are snapshots of them).
+
+    Methods of the container's class are not called.
+    """
 
     __slots__ = ("inside", "keys", "value")
 
@@ -326,7 +330,7 @@ class _Holding:
 
 
 class _Any:
-    """Equal to everything."""
+    """Compares equal to everything."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -336,15 +340,15 @@ _ANY = _Any()
 
 
 def _is_plain_object(kind: type) -> bool:
-    """Whether objects of a class hold settings, such as a configuration; nothing of fuse's own, as a fused part of the
-    model holds, and nothing that can be called."""
+    """Whether objects of a class only hold attributes, such as a configuration: not callable, and not a class of
+    fuse."""
     callables = any("__call__" in class_dict(base) for base in mro(kind))
     other = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
     return not (callables or issubclass(kind, other) or str(module_of(kind)).startswith("fuse."))
 
 
 def _without_replacement(own: dict[Any, Any]) -> dict[Any, Any] | None:
-    """The attributes of a module of which another thread replaced ``forward`` for itself; None where none did."""
+    """A module's attributes without a ``forward`` that another thread replaced for itself; None if none did."""
     if type(own.get("forward")) is not ReplacedForward:
         return None
     return {name: value for name, value in own.items() if name != "forward"}

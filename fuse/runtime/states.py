@@ -1,9 +1,9 @@
-"""The variants of one model, by the state that the model was in when they were made.
+"""The variants of one model, by the state of the model for which they were made.
 
     states      state guard     variants, the most recent first
                 state guard     variants ...
 
-States are replaced, never changed in place: another thread may be looking for a variant.
+States are replaced and never changed in place, because another thread may be searching for a variant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.variants import Compiled
 
 LARGEST_STATES = 8
+"""Most states of one model that are kept."""
 LARGEST_VARIANTS = 64
+"""Most variants of one state that are kept; the oldest is dropped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +35,10 @@ States = tuple[ModelState, ...]
 def matching(
     states: States, leaves: Sequence[Any], spec: Any, current_modes: tuple[Any, ...], in_context: bool = True
 ) -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
-    """The variants that serve a call as far as can be told before it, the most recent first, and the tensors of the
-    call that each is given; without ``in_context`` those, too, that were made where context variables had other
-    values."""
+    """The variants whose guards accept a call, the most recent first, with the placeholders' tensors of each.
+
+    Without ``in_context``, variants for other values of context variables are included.
+    """
     for state in states:
         if state.guard.holds():
             for compiled in state.variants:
@@ -46,17 +49,17 @@ def matching(
 
 
 def current(states: States, compiled: Compiled) -> ModelState | None:
-    """The state that the model is in, where a variant like this one was made in it before."""
+    """The current state of the model among ``states``, with the same unwatched attributes as ``compiled``; or None."""
     return next((s for s in states if s.guard.unwatched == compiled.unwatched and s.guard.holds()), None)
 
 
 def is_full(state: ModelState) -> bool:
-    """Whether one more variant takes the place of the oldest."""
+    """Whether one more variant replaces the oldest."""
     return len(state.variants) >= LARGEST_VARIANTS
 
 
 def with_variant(states: States, state: ModelState, compiled: Compiled) -> States:
-    """The states with one more variant, the most recent of its state, which becomes the first."""
+    """The states with one more variant, which is the most recent one of its state; this state becomes the first."""
     others = tuple(s for s in states if s is not state)
     variants = (compiled, *state.variants)[:LARGEST_VARIANTS]
     return (ModelState(state.guard, variants), *others)[:LARGEST_STATES]

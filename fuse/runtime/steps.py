@@ -1,9 +1,9 @@
-"""The steps of a program, and the memory they work on.
+"""The steps of a program, and the buffers that they read and write.
 
     graph  --schedule-->  buffers + steps  --plan-->  addresses  --program-->  tables for the native runner
 
-A step is one launch (or a Python call that launches what it launches); a place is a byte of a buffer. Views take no
-step: they are other places and strides in the buffer of their base.
+A step is one launch, or a Python call with any number of launches. A place is a byte offset in a buffer. Views are no
+steps: they are other places and strides in the buffer of their base.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 class Allocation:
     """The memory behind one value that is not a view.
 
-    ``origin``: ``input`` (the caller's tensor), ``made`` (the planner finds room: in the workspace, or in a fresh
-    tensor when the caller receives it), ``called`` (the tensor an ATen call returned). ``value`` is the fake tensor
-    that lies there; its size in bytes, gaps between strides included, is ``size``.
+    ``origin``: ``input`` (the caller's tensor), ``made`` (allocated in the workspace, or as a new tensor that the
+    caller receives), ``called`` (the tensor that a Python call returned). ``value`` is a fake tensor of this layout.
+    ``size`` is its size in bytes, gaps between strides included.
     """
 
     origin: Literal["input", "made", "called"]
@@ -41,7 +41,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class BufferView:
-    """What a Python call takes of buffer number ``buffer`` as a tensor of its own, ``value``."""
+    """A view ``value`` (a fake tensor) of buffer ``buffer``, which a Python call takes."""
 
     buffer: int
     value: Tensor
@@ -49,7 +49,7 @@ class BufferView:
 
 @dataclass(frozen=True)
 class Place:
-    """``offset`` bytes behind the first element of buffer number ``buffer``."""
+    """The byte ``offset`` of buffer ``buffer``, counted from its first element."""
 
     buffer: int
     offset: int
@@ -57,8 +57,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor that a Python call takes or gives: the whole of buffer ``index``, or, if ``view``, view number
-    ``index``."""
+    """A tensor that a Python call takes or returns: the whole buffer ``index``, or with ``view``, view ``index``."""
 
     index: int
     view: bool = False
@@ -66,9 +65,10 @@ class Ref:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """One generated kernel. ``shareable`` are its (input, output) positions that may be one place in memory.
+    """A launch of a generated kernel.
 
-    ``kind`` is what a profile calls it, ``source`` the user's line.
+    ``shareable`` are (input, output) positions that may share memory. ``kind`` is the name of its kind in a profile,
+    ``source`` the user's line.
     """
 
     kernel: Kernel
@@ -81,7 +81,8 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class ProductStep:
-    """One library product; ``reads`` are left, right and, if any, bias."""
+    """A launch of a library product; ``reads`` are the left operand, the right operand, and the bias if there is
+    one."""
 
     product: LibraryProduct
     reads: tuple[Place, ...]
@@ -91,7 +92,7 @@ class ProductStep:
 
 @dataclass(frozen=True)
 class CopyStep:
-    """Elements of ``item`` bytes copied from one layout (strides in elements) to another."""
+    """A copy of elements of ``item`` bytes from one layout (strides in elements) to another."""
 
     reads: tuple[Place]
     writes: tuple[Place]
@@ -104,13 +105,12 @@ class CopyStep:
 
 @dataclass(frozen=True)
 class CallStep:
-    """A Python call: an ATen operator, a region run op by op, or (``launches`` 0) a view that such a call needs as a
-    tensor.
+    """A Python call: an ATen operator, a region run op by op, or (with ``launches`` 0) a view for such a call.
 
-    ``results`` pairs a position in the returned tuple (None: the returned tensor itself) with where to keep it. The
-    layouts predicted for results are those of their buffers; an operator must keep to them, a module's results are
-    copied into them. ``source`` is the user's line. ``passing`` are the bytes of results that nobody reads, and of what
-    the operator is known to allocate inside itself.
+    ``results`` are pairs of a position in the returned tuple (None for the returned tensor itself) and the reference
+    that it is bound to. Results have the layouts of their buffers: an operator must return them, and a module's results
+    are copied to them. ``source`` is the user's line. ``passing`` is the number of bytes of results that nobody reads
+    and of memory that the operator is known to allocate.
     """
 
     function: Callable[..., Any]
@@ -126,8 +126,8 @@ class CallStep:
 class LoopStep:
     """All steps of a loop whose body is a program of its own.
 
-    ``args`` are the loop's operands, ``results`` pairs positions among the loop's results with where to keep them;
-    ``layouts`` are size, stride and dtype of all of these.
+    ``args`` are the loop's operands. ``results`` are pairs of a position among the loop's results and the reference
+    that it is bound to. ``layouts`` are the layouts of all of the loop's results.
     """
 
     body: Schedule
@@ -144,7 +144,7 @@ Step = KernelStep | ProductStep | CopyStep | PythonStep
 
 
 def title(step: Step) -> str:
-    """What a profile calls a step: its kind, its name, and the user's line.
+    """The name of a step in a profile: its kind, its name, and the user's line.
 
     >>> title(CopyStep((Place(0, 0),), (Place(1, 0),), 4, (2,), (1,), (1,), "model.py:4"))
     'fuse::movement copy at model.py:4'
@@ -163,7 +163,7 @@ def title(step: Step) -> str:
 
 @dataclass(frozen=True)
 class Fallback:
-    """What ran as eager would instead of fused: the operator or region, the user's line, and why."""
+    """An operator, region or call that runs eager instead of fused, with the user's line and the reason."""
 
     op: str
     source: str
@@ -172,7 +172,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """What the caller receives for one graph output: the whole of a buffer, in the layout of ``value``."""
+    """A graph output that the caller receives: a whole buffer, in the layout of ``value``."""
 
     buffer: int
     value: Tensor
@@ -182,9 +182,9 @@ class ProgramResult:
 class Schedule:
     """A graph as steps in order.
 
-    The first buffers are the graph's placeholders. ``results`` follows the graph's output tuple; None where no output
-    of the model names the value. Those of the body of a loop may be placeholders, and one buffer may be there twice.
-    After ``confirmed`` steps results are confirmed, where anything was learned of values: before inputs are written.
+    The first buffers are the graph's placeholders. ``results`` follows the graph's output tuple; None for a value that
+    is no result of the model. In the body of a loop, results may be placeholders, and may name one buffer twice. If
+    Python read values, they are confirmed after ``confirmed`` steps, before inputs are written.
     """
 
     buffers: tuple[Allocation, ...]
@@ -198,7 +198,7 @@ class Schedule:
 
 
 def kernels_of(plan: Schedule) -> Iterator[Kernel]:
-    """The kernels that a schedule calls, in order, those in the bodies of its loops included."""
+    """The kernels of a schedule in order, those in the bodies of its loops included."""
     for step in plan.steps:
         if isinstance(step, KernelStep):
             yield step.kernel
@@ -208,7 +208,7 @@ def kernels_of(plan: Schedule) -> Iterator[Kernel]:
 
 @dataclass(frozen=True)
 class Launches:
-    """Launches observed in one call: counted where each is made, never read from the plan."""
+    """Observed launches of one call, counted where each launch is made, not derived from the schedule."""
 
     kernels: int = 0
     libraries: int = 0
@@ -216,7 +216,7 @@ class Launches:
 
     @classmethod
     def unpack(cls, counted: Launches | int) -> Launches:
-        """From what :meth:`Program.run` returns.
+        """The launches from the value that :meth:`Program.run` returns.
 
         >>> Launches.unpack(3 + (2 << 32))
         Launches(kernels=3, libraries=2, aten=0)

@@ -1,4 +1,4 @@
-"""The steps of a program as native stretches and Python calls in turn.
+"""Split the steps of a program into stretches of native steps and Python calls.
 
 kernel, product, sort, kernel      ->      Native(0, 2), PythonCall(sort), Native(2, 3)
 """
@@ -23,7 +23,7 @@ class Native:
 
 @dataclass(frozen=True)
 class PythonCall:
-    """A Python call. ``dead`` are the slots that nothing needs afterwards."""
+    """A Python call. ``dead`` are the slots whose last use it is."""
 
     step: PythonStep
     dead: tuple[int, ...]
@@ -33,7 +33,7 @@ Stretch = Native | PythonCall
 
 
 def stretches_of(plan: Schedule) -> tuple[Stretch, ...]:
-    """All steps; what comes after results are confirmed begins a stretch of its own."""
+    """The stretches of all steps; a new stretch begins where results are confirmed."""
     last_use: dict[int, int] = {}
     for number, step in enumerate(plan.steps):
         if isinstance(step, PythonStep):
@@ -56,7 +56,7 @@ def stretches_of(plan: Schedule) -> tuple[Stretch, ...]:
 
 
 def due(plan: Schedule, stretches: Sequence[Stretch], buffers: Sequence[int]) -> dict[int, list[int]]:
-    """The stretches that are the first to touch ``buffers``, which these are; the first for what none touches."""
+    """By stretch: the ``buffers`` that it is the first to use. Unused buffers belong to the first stretch."""
     lengths = [s.last - s.first if isinstance(s, Native) else 1 for s in stretches]
     stretch_of = [number for number, length in enumerate(lengths) for _ in range(length)]
     first = first_touched(plan)
@@ -67,16 +67,16 @@ def due(plan: Schedule, stretches: Sequence[Stretch], buffers: Sequence[int]) ->
 
 
 def slot_of(ref: Ref, plan: Schedule) -> int:
-    """A number for each buffer and, behind them, each view."""
+    """The slot of a reference: a number for each buffer, then for each view."""
     return len(plan.buffers) + ref.index if ref.view else ref.index
 
 
 def slots_of(step: PythonStep, plan: Schedule) -> list[int]:
-    """Arguments and results of a Python call."""
+    """The slots of a Python call's arguments and results."""
     refs: list[Ref] = [*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results)]
     return [slot_of(ref, plan) for ref in refs]
 
 
 def slots_read(argument: Any, plan: Schedule) -> list[int]:
-    """The reference of an argument."""
+    """The slots of all references in an argument."""
     return [slot_of(ref, plan) for ref in refs_in(argument)]

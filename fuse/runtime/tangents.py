@@ -1,12 +1,12 @@
-"""Gradients of a call's results as a backward program reads them: in memory that lies as the results do.
+"""Tangents: gradients of a call's results, in the memory layout that a backward program reads.
 
     y.backward(dy)            dy as it is
     y.t().sum().backward()    dy copied
-    y.sum().backward()        one number for all elements: written to all places once, kept while the number is the same
-    convolution_backward      dy as it is, whatever its layout, where that operator alone reads it
+    y.sum().backward()        a broadcast number: copied once, and kept while the number is the same
+    convolution_backward      dy as it is in any layout, if no other operator reads it
 
-The gradient of a sum or a mean is one number in all training steps, or in most of them. Its copy is kept where it is
-small and kernels alone read it, so that no caller receives its memory.
+The gradient of a sum or a mean is the same number in most training steps. Its copy is kept if it is small and only
+kernels read it, so that no caller receives its memory.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from fuse.runtime.reference import Reference
 from fuse.runtime.saved_memory import SavedMemory, can_be_used_again
 
 MOST_KEPT = 2**22
-"""Bytes of a gradient that is one number up to which its copy is kept."""
+"""Most bytes of a broadcast number's copy that is kept."""
 
 _functorch: Any = torch._C._functorch
 
 
 @dataclass(eq=False, slots=True)
 class Tangent:
-    """The gradient of one result: its ``place`` among what a backward program is given, and its ``layout`` there (a
-    fake tensor). ``memory`` makes tensors that lie so."""
+    """The gradient of one result.
 
-    place: int
+    ``position`` is its position among the inputs of the backward program, ``layout`` a fake tensor of the layout there.
+    ``memory`` allocates tensors of this layout. ``kept`` is the last broadcast number and its copy.
+    """
+
+    position: int
     layout: Tensor
     memory: Callable[[], Tensor]
     stride: tuple[int, ...] = field(init=False)
@@ -52,7 +55,7 @@ class Tangent:
         self.number = ctypes.c_char * self.layout.itemsize
 
     def laid_out(self, given: Tensor, program: Program | Reference) -> tuple[Tensor, int]:
-        """``given`` in the memory layout that ``program`` reads, and the number of copies that this took."""
+        """``given`` in the layout that ``program`` reads, and the number of copies made (0 or 1)."""
         if given.is_neg() or given.is_conj() or given._is_zerotensor():  # its memory does not hold its numbers
             return self.memory().copy_(given), 1
         stride = given.stride()
@@ -73,16 +76,16 @@ class Tangent:
         return made, 1
 
     def _read_by(self, program: Program | Reference) -> None:
-        """Note what ``program`` needs: whether copies of one number are kept for its later runs, and whether it takes
-        gradients as they lie."""
+        """Note the needs of ``program``: whether copies of broadcast numbers are kept for its later runs, and whether
+        it takes gradients of any layout."""
         small = 0 < extent(self.layout) <= MOST_KEPT
-        self.keeps = small and isinstance(program, Program) and program.kernels_alone_read(self.place)
-        self.as_it_lies = isinstance(program, Program) and program.takes_as_it_lies(self.place)
+        self.keeps = small and isinstance(program, Program) and program.kernels_alone_read(self.position)
+        self.as_it_lies = isinstance(program, Program) and program.takes_as_it_lies(self.position)
         self.reader = program
 
 
 def memory_like(layout: Tensor) -> Callable[[], Tensor]:
-    """Makes tensors that lie like ``layout``."""
+    """A function that allocates tensors of the layout of ``layout``."""
     if can_be_used_again([layout]):
         memory = SavedMemory([layout])
         return lambda: memory.take()[0]
@@ -90,5 +93,5 @@ def memory_like(layout: Tensor) -> Callable[[], Tensor]:
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Whether a tensor is many gradients at once."""
+    """Whether a tensor is a batch of gradients (``is_grads_batched``)."""
     return bool(_functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor))

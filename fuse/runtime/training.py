@@ -1,11 +1,11 @@
-"""Training: forward and backward as two programs behind one node of autograd.
+"""Training: a forward and a backward program as one autograd node.
 
-    call      -> forward program  -> results, and what is saved
-    backward  -> backward program -> gradients of inputs and parameters    begun at once, awaited at first use
+    call      -> forward program  -> results and saved tensors
+    backward  -> backward program -> gradients of inputs and parameters    compiled in the background, awaited at first
+    use
 
-Autograd outside of the model sees one function of all its inputs and parameters, so that accumulation, hooks on
-leaves, clipping, loss scaling and optimizers work as always. What is saved is handed to autograd, which notices when
-somebody writes to it in between.
+To autograd, the model is one function of its inputs and parameters, so that accumulation, hooks on leaves, clipping,
+loss scaling and optimizers work as usual. Autograd holds the saved tensors, and detects writes to them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fuse.runtime.guards import picker
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
-from fuse.runtime.result_reconstruction import Playback, play_leaves
+from fuse.runtime.result_reconstruction import Reconstruction, reconstruct_leaves
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.tangents import Tangent, is_batched, memory_like
 
@@ -40,24 +40,25 @@ TWICE = (
 )
 
 Finish = Callable[[], Program | Reference]
-"""Waits until the kernels of a program are compiled."""
+"""A function that waits until a program's kernels are compiled, and returns the program."""
 
 Begin = Callable[[GraphModule], Finish]
 
 
 @dataclass
 class _Backward:
-    """The backward half for one choice of tangents.
+    """The backward program for one set of tangents.
 
-    ``pick`` selects what it is given from what is saved, then tangents; ``tangents`` are the places of tangents in it.
-    ``arrange`` selects the gradients of the forward placeholders from the program's values and, behind them, None.
+    ``pick`` selects its inputs from ``(*saved tensors, *tangents)``; ``tangents`` are those among its inputs.
+    ``select`` selects None and the gradients of the forward placeholders from ``(*values, None)``. ``constants`` are
+    further inputs.
     """
 
     finish: Finish
     graph: GraphModule
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     tangents: tuple[Tangent, ...]
-    arrange: Callable[[Sequence[Any]], tuple[Any, ...]]
+    select: Callable[[Sequence[Any]], tuple[Any, ...]]
     constants: tuple[Tensor, ...]
 
     @cached_property
@@ -66,9 +67,12 @@ class _Backward:
 
 
 @dataclass(frozen=True)
-class RewrittenHalves:
-    """What the passes made of a call with gradients: ``backward`` is for a loss of all results. ``gradients``: of each
-    forward placeholder, the position among its results."""
+class RewrittenGraphs:
+    """The rewritten backward graph of a call, for a loss of all results.
+
+    ``given`` are its inputs. ``gradients``: for each forward placeholder, the position of its gradient among the
+    outputs.
+    """
 
     given: tuple[BackwardInput, ...]
     backward: GraphModule
@@ -77,21 +81,21 @@ class RewrittenHalves:
 
 @dataclass(eq=False)
 class Training:
-    """One call's forward and backward half, built.
+    """The forward program and the backward programs of one call.
 
-    ``rewrite`` runs the passes on a graph, ``begin`` begins to make a program of it; both are called once more for each
-    choice of results that a loss is made of. While the forward kernels are compiled, the backward half for a loss of
-    all results is rewritten and its kernels begun. With ``rewritten``, the forward graph and that half are ready.
+    ``rewrite`` runs the passes on a graph, ``begin`` starts the compilation of its program; both are called again for
+    each set of results that a loss uses. While the forward kernels are compiled, the backward graph for a loss of all
+    results is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already.
     """
 
     joint: Joint
     rewrite: Callable[[GraphModule], None]
     begin: Begin
     lock: ForkedLock
-    rewritten: RewrittenHalves | None = None
+    rewritten: RewrittenGraphs | None = None
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
-    rebuild: Playback = field(init=False)
+    rebuild: Reconstruction = field(init=False)
 
     def __post_init__(self) -> None:
         joint, forward = self.joint, self.joint.forward
@@ -103,9 +107,9 @@ class Training:
         ready = self.rewritten
         self.given = ready.given if ready else settle(forward, joint.backward, joint.given)
         finish = self.begin(forward)
-        self.rebuild = play_leaves(self.signature, joint.detached)
-        self._halves: dict[frozenset[int], _Backward] = {}
-        # Behind what it is given, a graph that was rewritten takes constants of passes.
+        self.rebuild = reconstruct_leaves(self.signature, joint.detached)
+        self._backwards: dict[frozenset[int], _Backward] = {}
+        # A rewritten graph has constants of passes as further inputs at the end.
         self._layouts = {
             what.index: node.meta["val"]
             for what, node in zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=ready is None)
@@ -114,8 +118,8 @@ class Training:
         self._copies = {i: memory_like(layout) for i, layout in self._layouts.items()}
         self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
         self._tangents = {i: self._leaves.index(i) for i in self._layouts}
-        # Inputs that get no gradient: autograd must not look for what they were made of. If no input gets one, the
-        # results need gradients all the same (``vector_norm(x, 0)``).
+        # Inputs without a gradient are detached, so that autograd does not follow them. If no input has a gradient, the
+        # results must require gradients all the same (``vector_norm(x, 0)``).
         unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None)
         self._unlinked = unlinked if len(unlinked) < len(joint.gradients) else ()
         self.constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.requires_grad)
@@ -126,8 +130,8 @@ class Training:
         inputs = len(self.signature.inputs)
         kept = (what for what in self.given if what.kind != "tangent")
         self.saved = picker([what.index + (inputs if what.kind == "saved" else 0) for what in kept])
-        ready = ready or RewrittenHalves(self.given, *self._rewritten_half(frozenset()))
-        self._half = self._begun(ready.backward, ready.gradients, frozenset())
+        ready = ready or RewrittenGraphs(self.given, *self._rewritten_backward(frozenset()))
+        self._backward = self._begun(ready.backward, ready.gradients, frozenset())
         self.rewritten = ready
         self.program = finish()
         if isinstance(self.program, Program):
@@ -135,7 +139,7 @@ class Training:
             self.program.save_in_blocks(saved.difference(bases, written))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Any, Launches | int, Ran]:
-        """As ``Program.run``, but that it returns the model's result."""
+        """Run the forward program as an autograd node: the model's result, the launches, and the record of the call."""
         ran = Ran(self)
         linked = tensors
         for i in self._unlinked:
@@ -152,15 +156,15 @@ class Training:
         return self.rebuild(leaves, tensors), ran.launches, ran
 
     def wait(self) -> None:
-        """Wait until the backward half for a loss of all results is built.
+        """Wait until the backward program for a loss of all results is compiled.
 
         Raises:
-            NotYet: kernels would be compiled, which the caller does not want.
+            NotYet: kernels would have to be compiled, which the caller does not allow now.
         """
-        _ = self._half.program
+        _ = self._backward.program
 
     def _leaves_of(self, bases: Sequence[int]) -> Callable[[Sequence[Tensor | None]], tuple[Any, ...]]:
-        """Playback of the result's new leaves from the values of the forward graph."""
+        """A function that selects the new tensors of the model's result from the values of the forward graph."""
         if self._shared or any(self.signature.outputs[i].view for i in self._leaves):
             return lambda values: tuple(self._leaf(i, values) for i in self._leaves)
         return picker(bases)
@@ -170,59 +174,59 @@ class Training:
         whole, view = values[spec.index], spec.view
         assert whole is not None
         if position not in self.joint.requires_grad and spec.index in self._shared:
-            whole = whole.detach()  # the one that it shares memory with may need gradients
+            whole = whole.detach()  # another result that shares its memory may require gradients
         if view is None:
             return whole
         offset = whole.storage_offset() + view.offset
-        if spec.index in self._shared:  # autograd must know who shares the memory
+        if spec.index in self._shared:  # autograd must know which results share memory
             return whole.as_strided(view.size, view.stride, offset)
         return whole.new_empty(0).set_(whole.untyped_storage(), offset, view.size, view.stride)
 
     def backward(self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], ran: Ran) -> tuple[Any, ...]:
-        """What :class:`_Step` returns: None, then the gradients of the placeholders."""
-        half = self._half if self._tangents else None
+        """Run the backward program: None, then the gradients of the placeholders, as autograd expects them."""
+        chosen = self._backward if self._tangents else None
         for number in self._tangents.values():
             if tangents[number] is None:
-                half = self._half_of(tangents)
+                chosen = self._backward_for(tangents)
                 break
-        if half is None:
+        if chosen is None:
             return (None,) * (1 + len(self.signature.inputs))
-        inputs = [*half.pick((*saved, *tangents)), *half.constants]
+        inputs = [*chosen.pick((*saved, *tangents)), *chosen.constants]
         copies = 0
-        program = half.program
+        program = chosen.program
         try:
-            for tangent in half.tangents:
-                inputs[tangent.place], copied = tangent.laid_out(inputs[tangent.place], program)
+            for tangent in chosen.tangents:
+                inputs[tangent.position], copied = tangent.laid_out(inputs[tangent.position], program)
                 copies += copied
             values, launches = program.run(inputs)
             fallbacks = program.fallbacks
         except (Mispredicted, PositionOutOfRange) as error:
-            reference = Reference(half.graph, Fallback("backward", "", f"{type(error).__name__}: {error}"))
+            reference = Reference(chosen.graph, Fallback("backward", "", f"{type(error).__name__}: {error}"))
             values, launches = reference.run(inputs)
             fallbacks = reference.fallbacks
-        except RuntimeError:  # many gradients at once have no memory of their own
-            inputs = [*half.pick((*saved, *tangents)), *half.constants]
-            if not any(is_batched(inputs[tangent.place]) for tangent in half.tangents):
+        except RuntimeError:  # batched gradients have no memory of their own
+            inputs = [*chosen.pick((*saved, *tangents)), *chosen.constants]
+            if not any(is_batched(inputs[tangent.position]) for tangent in chosen.tangents):
                 raise
-            return half.arrange((*half.graph(*inputs), None))
+            return chosen.select((*chosen.graph(*inputs), None))
         ran.launched, ran.copies = launches, copies
         ran.regions, ran.fallbacks = program.regions, fallbacks
-        return half.arrange((*values, None))
+        return chosen.select((*values, None))
 
-    def _half_of(self, tangents: Sequence[Tensor | None]) -> _Backward | None:
-        """The backward half for a loss of the results that have gradients; None where no result has one."""
+    def _backward_for(self, tangents: Sequence[Tensor | None]) -> _Backward | None:
+        """The backward program for a loss of the results that have gradients; None if no result has one."""
         missing = frozenset(i for i, number in self._tangents.items() if tangents[number] is None)
         if len(missing) == len(self._tangents):
             return None
         with self.lock:
-            if missing not in self._halves:
-                with lowering_of(self._call):  # autograd's threads know of no call
-                    self._halves[missing] = self._begun(*self._rewritten_half(missing), missing)
-            return self._halves[missing]
+            if missing not in self._backwards:
+                with lowering_of(self._call):  # autograd's threads have no current call
+                    self._backwards[missing] = self._begun(*self._rewritten_backward(missing), missing)
+            return self._backwards[missing]
 
-    def _rewritten_half(self, missing: frozenset[int]) -> tuple[GraphModule, tuple[int | None, ...]]:
-        """The backward graph where the loss is not made of the leaves ``missing``, and of each forward placeholder the
-        position of its gradient."""
+    def _rewritten_backward(self, missing: frozenset[int]) -> tuple[GraphModule, tuple[int | None, ...]]:
+        """The backward graph for a loss without the results ``missing``, and for each forward placeholder the position
+        of its gradient."""
         raw = self.joint.backward
         assert raw is not None
         absent = [i for i, what in enumerate(self.given) if what.kind == "tangent" and what.index in missing]
@@ -236,29 +240,29 @@ class Training:
     def _begun(self, graph: GraphModule, gradients: Sequence[int | None], missing: frozenset[int]) -> _Backward:
         constants = tuple(spec.value for spec in graph.meta["signature"].inputs if spec.value is not None)
         saved = sum(what.kind != "tangent" for what in self.given)
-        places, tangents, number = [], [], 0
+        positions, tangents, number = [], [], 0
         for what in self.given:
             if what.kind != "tangent":
-                places.append(number)
+                positions.append(number)
                 number += 1
             elif what.index not in missing:
-                tangents.append(Tangent(len(places), self._layouts[what.index], self._copies[what.index]))
-                places.append(saved + self._tangents[what.index])
-        arrange = picker([-1, *(-1 if i is None else i for i in gradients)])
-        return _Backward(self.begin(graph), graph, picker(places), tuple(tangents), arrange, constants)
+                tangents.append(Tangent(len(positions), self._layouts[what.index], self._copies[what.index]))
+                positions.append(saved + self._tangents[what.index])
+        select = picker([-1, *(-1 if i is None else i for i in gradients)])
+        return _Backward(self.begin(graph), graph, picker(positions), tuple(tangents), select, constants)
 
     # ---- other sizes -----------------------------------------------------------------------------------------------
 
     def graphs(self) -> tuple[GraphModule, ...]:
-        """The graphs that differ between sizes: the forward half, the backward half for a loss of all results, and what
-        that was made of, where others may be made of it."""
+        """The graphs that differ between sizes: the forward graph, the backward graph for a loss of all results, and
+        that graph before the passes, from which others are made."""
         assert self.rewritten is not None
         assert self.joint.backward is not None
         own = () if self.joint.backward is self.rewritten.backward else (self.joint.backward,)
         return self.joint.forward, self.rewritten.backward, *own
 
     def beside(self) -> str:
-        """Further facts that have to be equal for calls of other sizes."""
+        """Further facts that must be equal for calls at other sizes, as a text."""
         assert self.rewritten is not None
         joint, ready = self.joint, self.rewritten
         return repr(
@@ -266,7 +270,7 @@ class Training:
         )
 
     def with_graphs(self, graphs: Sequence[GraphModule]) -> Training:
-        """The same call at other sizes, of which these are the :meth:`graphs`."""
+        """The training of such a call at other sizes, with these :meth:`graphs`."""
         assert self.rewritten is not None
         forward, backward, *own = graphs
         joint = replace(self.joint, forward=forward, backward=own[0] if own else backward)
@@ -275,10 +279,10 @@ class Training:
 
 @dataclass(eq=False)
 class Ran:
-    """One call on its way through autograd, and what it launched.
+    """The record of one call: its launches, and those of its backward pass once that has run.
 
-    ``saves``: whether its program has run, and autograd saves tensors. The rest is of its backward pass, nothing until
-    that ran: what its program ``launched``, and ``copies`` of gradients beside.
+    ``saves``: whether the forward program has run, and autograd saves tensors. ``launched``, ``copies`` (of tangents),
+    ``regions`` and ``fallbacks`` belong to the backward pass.
     """
 
     training: Training
@@ -298,7 +302,7 @@ class Ran:
 
 
 class RaisedByHook(Exception):
-    """A hook of saved tensors raised ``error``, as ``torch.utils.checkpoint`` does where it has what it wants."""
+    """A hook of saved tensors raised ``error``, as ``torch.utils.checkpoint`` does to stop a recomputation early."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -306,7 +310,7 @@ class RaisedByHook(Exception):
 
 
 class _Step(torch.autograd.Function):
-    """The node of autograd that a compiled call is."""
+    """The autograd node of a compiled call."""
 
     @staticmethod
     def forward(ctx: Any, ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -325,7 +329,7 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         ran: Ran = ctx.ran
-        if not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled():  # 4 us less than to enter both
+        if not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled():  # 4 us faster than the contexts
             return ran.training.backward(saved, tangents, ran)
         with torch.no_grad(), without_autocast():
             gradients = ran.training.backward(saved, tangents, ran)
@@ -337,14 +341,14 @@ class _Step(torch.autograd.Function):
 
 
 _apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Step).apply
-"""``_Step.apply`` without what Python does there for ``torch.func``."""
+"""``_Step.apply`` without its Python code for ``torch.func``."""
 _transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _node: Any = _Step._backward_cls
-_node.apply = _Step.backward  # which torch's own finds in each call
+_node.apply = _Step.backward  # torch's own method looks this function up in each call
 
 
 def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The same gradients, but that their own gradients raise, by whichever of ``made_of`` they are taken."""
+    """The gradients as differentiable tensors whose own gradients raise, with respect to any of ``made_of``."""
     made = [gradient for gradient in gradients if gradient is not None]
     guard = torch._C._functions.DelayedError(TWICE, len(made) + len(made_of))
     guarded = iter(guard(*(gradient.detach().requires_grad_() for gradient in made), *made_of))

@@ -1,12 +1,12 @@
-"""The fastest of several ways to compute one thing: measured once on a machine, and kept.
+"""Autotuning: the fastest of several candidates, measured once on a machine and cached.
 
-    FUSE_TUNE=1     ways -- known from before? -- yes --> that one
+    FUSE_TUNE=1     candidates -- in the cache? -- yes --> that one
                                   | no
                                   v
-                    each in turn, for a few rounds --> the one of least time --> cache     the first, if it is near that
+                    each in turn, for a few rounds --> the fastest --> cache     the first, if none is clearly faster
 
-Without ``FUSE_TUNE`` nothing is measured, and the constants of the passes and schedules decide: equal programs on equal
-machines, whatever ran there before.
+Without ``FUSE_TUNE`` nothing is measured, and the constants of passes and schedules decide, so that equal machines run
+equal programs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 from fuse.runtime import cache
 
 ROUNDS = 9
-"""Rounds in which no way becomes clearly faster, after which no further one is begun: more on a busy machine."""
+"""Rounds without a clearly shorter time of any candidate, after which measuring ends; a busy machine takes more
+rounds."""
 SECONDS = 0.3
-"""Time after which no further round is begun: three are, however long they take."""
+"""Seconds after which no further round begins, except for the first ``FEWEST_ROUNDS``."""
 FEWEST_ROUNDS = 3
 CLEARLY = 0.97
-"""Part of a time that a clearly shorter one stays below."""
+"""A clearly shorter time is less than this part of another: 3 % is the usual noise of the best of several runs."""
 
 _SUFFIX = ".txt"
 _known: dict[str, str] = {}
@@ -43,37 +44,36 @@ def enabled() -> bool:
 
 
 def fastest(
-    subject: str, ways: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+    subject: str, candidates: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
 ) -> str:
-    """The name of the fastest of ``ways`` to compute ``subject``.
+    """The name of the fastest of ``candidates``, functions that compute the same.
 
-    What was found before for this subject, which names the machine, these names and this many threads is not measured
-    again, in other processes neither. Where the cache cannot be written, one warning says so and this process
-    remembers.
+    ``subject`` names the computation and the machine. The result is cached on disk for this subject, these names and
+    this number of threads. If the cache cannot be written, there is one warning, and this process remembers the result.
 
     >>> fastest("an example", {"short": lambda: sum(range(10)), "long": lambda: sum(range(100_000))})
     'short'
     """
-    key = cache.key_of("tuned", subject, *sorted(ways), str(torch.get_num_threads()), torch.__version__)
-    if _known.get(key) not in ways:
-        _known[key] = kept(key, ways, lambda: _measured(ways, clock), "what was measured for FUSE_TUNE")
+    key = cache.key_of("tuned", subject, *sorted(candidates), str(torch.get_num_threads()), torch.__version__)
+    if _known.get(key) not in candidates:
+        _known[key] = kept(key, candidates, lambda: _measured(candidates, clock), "what was measured for FUSE_TUNE")
     return _known[key]
 
 
-def _measured(ways: Mapping[str, Callable[[], object]], clock: Callable[[], float]) -> str:
-    """The way whose best round was the shortest, or the first where none was clearly shorter than its own.
+def _measured(candidates: Mapping[str, Callable[[], object]], clock: Callable[[], float]) -> str:
+    """The candidate with the shortest best round; the first one if no other is clearly faster.
 
-    One round in front compiles, and warms caches and threads.
+    A round before the measurement compiles kernels, and warms caches and threads.
     """
-    for way in ways.values():
-        way()
-    least = dict.fromkeys(ways, float("inf"))
+    for candidate in candidates.values():
+        candidate()
+    least = dict.fromkeys(candidates, float("inf"))
     begun, number, steady = clock(), 0, 0
     while steady < ROUNDS and (number < FEWEST_ROUNDS or clock() - begun <= SECONDS):
         number, steady = number + 1, steady + 1
-        for name, way in ways.items():
+        for name, candidate in candidates.items():
             start = clock()
-            way()
+            candidate()
             taken = clock() - start
             steady = steady if taken > CLEARLY * least[name] else 1
             least[name] = min(least[name], taken)
@@ -82,7 +82,8 @@ def _measured(ways: Mapping[str, Callable[[], object]], clock: Callable[[], floa
 
 
 def kept(key: str, known: Collection[str], measure: Callable[[], str], what: str) -> str:
-    """The one of some ``known`` words that ``measure`` gives, once a machine; ``what`` names it where that fails."""
+    """The cached result of ``measure``, one of the words ``known``; ``what`` names it in a warning if it is not
+    cached."""
     found = cache.find(key, _SUFFIX)
     word = found[1].decode(errors="replace") if found else ""
     if word not in known:

@@ -1,15 +1,15 @@
-"""Ways of Python to look at a size, or to count its steps, that leave no note: they are noted here, or refused.
+"""Uses of symbolic sizes that are not recorded by themselves: they are recorded here, or refused.
 
-    math.log2(x.shape[0])            C code reads the number itself: noted as n0 == 37
-    from math import log2            the same by its own name: refused, as nobody sees what it is given
-    for step in x: steps += 1        counts without asking a size: refused
-    self.factors[x.shape[0]]         Python's lists, strings and arrays look at the number itself: refused
-    "bias_%d" % x.shape[0]           so does formatting by an operator: refused
-    type(x.shape[0]) is int          is not true of a size that notes how it is used: refused
-    torch.numel(x)                   asks past what fake tensors answer: refused
-    with saved_tensors_hooks(p, u)   u is called in the backward pass, which is not followed: refused
+    math.log2(x.shape[0])            C code reads the number: recorded as n0 == 37
+    from math import log2            a function under its own name cannot be replaced: refused
+    for step in x: steps += 1        counts steps without reading a size: refused
+    self.factors[x.shape[0]]         indexing of lists, strings and arrays reads the number: refused
+    "bias_%d" % x.shape[0]           formatting by an operator reads the number: refused
+    type(x.shape[0]) is int          is false for a symbolic size: refused
+    torch.numel(x)                   returns a plain number: refused
+    with saved_tensors_hooks(p, u)   u runs in the backward pass, which is not recorded: refused
 
-What is refused has its calls captured at each size.
+If a use is refused, the calls of the model are captured at each size.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ _MATH = {
 }
 _BUILTIN = {name: getattr(builtins, name) for name in ("bin", "chr", "hex", "oct")}
 _READERS = frozenset({*_MATH.values(), *_BUILTIN.values()})
-_ASKING = frozenset({"is_same_size", "numel", "nelement", "size", "storage_offset", "stride", "untyped_storage"})
-"""Methods of tensors, called as functions, which answer with plain numbers."""
+_SIZE_GETTERS = frozenset({"is_same_size", "numel", "nelement", "size", "storage_offset", "stride", "untyped_storage"})
+"""Functions that return sizes of tensors as plain numbers."""
 _NUMBER_IN_TEXT = re.compile(r"%[^%]*?[diouxXc]")
 _HOOKING = "_push_saved_tensors_default_hooks"
 
 
 @contextlib.contextmanager
 def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting: Mapping[str, Any]) -> Iterator[None]:
-    """As long as this lasts, functions that read numbers in C note it, and ``refuse`` is told what cannot be noted.
+    """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
-    ``is_plain`` says whether sizes are plain numbers right now. ``counting`` are Python's functions that count, by
-    name: they are put among the globals of the code that runs, so that the rest of the process has its own.
+    ``is_plain`` returns whether sizes are plain numbers now. ``counting`` are replacements of Python's counting
+    functions, by name. They are added to the globals of the code that runs, so that other code of the process keeps
+    Python's.
     """
     names = {**counting, **{name: _noting(own) for name, own in _BUILTIN.items()}}
     given: dict[int, tuple[dict[str, Any], list[str]]] = {}
     if sys.getprofile() is not None:
-        refuse("a profiler looks at calls")
+        refuse("a Python profiler is active")
         yield
         return
 
@@ -72,8 +73,8 @@ def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting:
             if _counts(frame.f_code) or _counts_on(frame):
                 refuse(f"{frame.f_code.co_name} counts")
             elif _formats_or_asks_types(frame.f_code) or _looks_up_in_tables(frame):
-                refuse(f"{frame.f_code.co_name} looks at numbers themselves")
-        elif called in _READERS or called.__name__ in _ASKING or (called.__module__ or "").startswith("numpy"):
+                refuse(f"{frame.f_code.co_name} reads sizes as plain numbers")
+        elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{frame.f_code.co_name} calls {called.__name__}")
 
     try:
@@ -103,7 +104,7 @@ def _counts_on(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _counts(code: CodeType) -> bool:
-    """Whether code adds a plain number to another once a step, or gives one per step.
+    """Whether code counts the steps of a loop: adds a constant in each, or yields or lists one for each.
 
     >>> def steps(x):
     ...     n = 0
@@ -138,20 +139,20 @@ def _counts(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _formats_or_asks_types(code: CodeType) -> bool:
-    """Whether code puts numbers into text by ``%``, or may ask whether one is an ``int`` and nothing else.
+    """Whether code finds numbers by ``%``, or may compare a type with ``int``.
 
     >>> _formats_or_asks_types((lambda n: "size %d" % n).__code__), _formats_or_asks_types((lambda n: n % 2).__code__)
     (True, False)
     """
     if {"type", "int"} <= set(code.co_names):
         return True
-    forms = any(isinstance(one, str) and _NUMBER_IN_TEXT.search(one) for one in code.co_consts)
-    return forms and any(one.opname == "BINARY_OP" and one.argrepr in ("%", "%=") for one in dis.get_instructions(code))
+    finds = any(isinstance(one, str) and _NUMBER_IN_TEXT.search(one) for one in code.co_consts)
+    return finds and any(one.opname == "BINARY_OP" and one.argrepr in ("%", "%=") for one in dis.get_instructions(code))
 
 
 @functools.lru_cache(maxsize=4096)
 def _looks_up(code: CodeType) -> bool:
-    """Whether code takes an item, or some items, whose place is no plain number that stands there.
+    """Whether code indexes or slices by anything but a constant.
 
     >>> def of(code): return _looks_up(compile(code, "", "eval"))
     >>> of("t[n]"), of("t[:n]"), of("t[n % 3]"), of("t[0]"), of("t[-1]"), of("t['a']"), of("t + n")
@@ -170,7 +171,7 @@ def _looks_up_in_tables(frame: FrameType) -> bool:
 
 
 def _named(frame: FrameType) -> Iterator[Any]:
-    """What code can reach by the names in it: arguments, globals, what is around it, and attributes of these."""
+    """The objects that code can reach by its names: local variables, globals, and attributes of these."""
     code = frame.f_code
     names = [name for name in code.co_names if name not in _only_compared(code)]
     local = (value for name, value in frame.f_locals.items() if name not in _only_compared(code))
@@ -187,7 +188,7 @@ def _named(frame: FrameType) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _only_compared(code: CodeType) -> frozenset[str]:
-    """Names of which code does nothing but compare them with a constant, such as the name of a mode.
+    """Names that code only compares with constants, such as a mode.
 
     >>> def of(code): return sorted(_only_compared(compile(code, "", "eval")))
     >>> of("mode == 'greedy'"), of("self.mode in ('a', 'b')"), of("mode[n] == 'a'"), of("[mode == 'a', mode]")
@@ -207,7 +208,7 @@ def _only_compared(code: CodeType) -> frozenset[str]:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether Python's own code takes items of a value: numbers in a list, say, but no tensors."""
+    """Whether indexing a value reads the index in Python or C: lists of numbers, strings, arrays, but not tensors."""
     if isinstance(value, (list, tuple, deque)):
         return len(value) > 1 and any(isinstance(one, (int, float, str, bytes)) or _is_table(one) for one in value)
     is_array = type(value).__module__.partition(".")[0] in ("numpy", "array") and hasattr(value, "__getitem__")

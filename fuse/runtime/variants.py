@@ -1,4 +1,4 @@
-"""A compiled variant: one graph, built, for the calls its guard accepts; and the launches of its last run."""
+"""Variants: a compiled graph with the guard of the calls that it serves; and the launches of the last call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuse.runtime.guards import CallGuard
 from fuse.runtime.mutated_attributes import Carried
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
-from fuse.runtime.result_reconstruction import Playback
+from fuse.runtime.result_reconstruction import Reconstruction
 from fuse.runtime.specialised import Confirmation, Family
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Training
@@ -24,11 +24,15 @@ from fuse.runtime.training import Training
 class LastRun:
     """Observed launches of the last call, counted where each launch is made.
 
-    ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from
-    Python); ``regions`` the fused groups that ran as one kernel each. A call that ran eager has its reason in
-    ``fallbacks``, and launches of 0: what eager launches is not observed here. ``backward`` is the same of the
-    backward pass of that call; None before it ran, and where there is none. ``reads`` are the values that ``forward``
-    reads, and how the program was guarded by them.
+    Attributes:
+        launches: the sum of ``kernels``, ``libraries`` and ``aten``; 0 for a call that ran eager.
+        kernels: launches of generated kernels.
+        libraries: launches of BLAS products.
+        aten: operators called from Python.
+        regions: fused groups that ran as one kernel each.
+        fallbacks: operators, regions or calls that ran eager, with reasons.
+        backward: the same for the backward pass of the call; None before it ran, or if there is none.
+        reads: values that ``forward`` reads, and how they guard the program.
     """
 
     launches: int = 0
@@ -43,21 +47,32 @@ class LastRun:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """One graph, built: for the calls that ``guard`` accepts. ``program`` and ``graph`` are None where these calls run
-    eager, for ``reason``. ``training`` runs the calls that need gradients; ``program`` is its forward half.
-    ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
-    ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
-    ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
-    calls. ``ending``: how a loop ended that may end earlier.
-    ``in_parts``: these calls run eager, and what they call of submodules fused (:mod:`fuse.runtime.parts`).
-    ``passing``: another call may not run eager. ``once``: another call is captured again. ``resized``: the graph is
-    that of other sizes; no such call was captured.
+    """A variant: a compiled graph for the calls that ``guard`` accepts, or the reason why these calls run eager.
+
+    Attributes:
+        guard: accepts the calls that the variant serves.
+        program: the program; None if these calls run eager.
+        graph: the rewritten graph; None if these calls run eager.
+        rebuild: makes the model's result from the program's values.
+        written: positions of inputs that are written.
+        reason: why these calls run eager.
+        training: runs calls that need gradients; ``program`` is its forward program.
+        carried: attributes that the calls read and assign; ``rebuild`` returns their new values too.
+        unwatched: attributes that the state guard must not watch.
+        learning: values that Python read; ``rebuild`` returns (None, result) then.
+        confirmation: compares these values in each call.
+        family: statistics of the specialisations of such calls.
+        ending: the ending of a loop that may end early.
+        in_parts: whether submodules run fused, while the model runs eager (:mod:`fuse.runtime.parts`).
+        passing: whether later calls may not run eager, so that they are captured again.
+        once: whether only this call runs eager, and the next one is captured again.
+        resized: whether the graph was made from graphs of other sizes, without a capture.
     """
 
     guard: CallGuard
     program: Program | Reference | None
     graph: GraphModule | None = None
-    rebuild: Playback | None = None
+    rebuild: Reconstruction | None = None
     written: frozenset[int] = frozenset()
     reason: Fallback | None = None
     training: Training | None = None
@@ -89,7 +104,7 @@ def _summed(runs: Sequence[LastRun]) -> LastRun:
 
 
 def together(reason: Fallback, runs: Sequence[LastRun]) -> LastRun:
-    """What a call did that ran eager for ``reason``, but for parts of it."""
+    """The launches of a call that ran eager for ``reason``, with parts that ran fused."""
     forward, backward = _summed(runs), [run.backward for run in runs if run.backward is not None]
     return replace(
         forward,

@@ -1,4 +1,4 @@
-"""Which sizes of a model's calls vary, observed from the calls so far.
+"""Sizes of a model's calls that vary, found by comparing calls.
 
 model(x [5, 3, 64])     captured, kernels for these sizes
 model(x [7, 4, 64])     5 and 3 became 7 and 4: captured, kernels for any such sizes (fuse/kernel/sized.py)
@@ -16,19 +16,21 @@ from fuse.kernel.extents import LEAST, LEAST_LOWERED
 
 Shapes = tuple[tuple[int, ...], ...]
 LARGEST_KINDS = 16
-"""Kinds of calls that are remembered: numbers and dtypes of tensors, and structure."""
+"""Most kinds of calls that are kept, and most calls of each; a kind is a structure with dtypes and ranks of tensors."""
 
 
 class SizesSeen:
-    """The sizes that calls of one model came with, and the ``remarks`` that passes made of them."""
+    """The sizes of a model's calls so far, and the ``remarks`` of passes (:class:`fuse.kernel.sized.SizedCall`)."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, list[Shapes]] = {}
         self.remarks: dict[Hashable, set[Hashable]] = {}
 
     def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int] | None:
-        """The sizes of a call, but for ones, that other calls of its kind had otherwise; None where all had the same.
-        The call is remembered."""
+        """The sizes of a call from 2 on that differ from those of earlier calls of its kind; None if no size differs.
+
+        Records the call.
+        """
         kind = kind_of_sizes(leaves, structure)
         now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
         seen = self._first.setdefault(kind, [])
@@ -47,7 +49,7 @@ class SizesSeen:
         return frozenset(found) if differs else None
 
     def ones(self, leaves: Sequence[Any], structure: Any) -> tuple[tuple[int, int], ...]:
-        """The sizes of a call that are one and were another in other calls of its kind: tensor and dimension."""
+        """(tensor, dimension) of the sizes of a call that are one, and were not in another call of its kind."""
         now = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
         seen = self._first.get(kind_of_sizes(leaves, structure), [])
         places = ((i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size == 1)
@@ -55,5 +57,5 @@ class SizesSeen:
 
 
 def kind_of_sizes(leaves: Sequence[Any], structure: Any) -> Hashable:
-    """Equal for calls that differ in the sizes and contents of tensors, and in plain values, only."""
+    """A key that is equal for calls that differ only in sizes and contents of tensors and in plain values."""
     return structure, tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves)

@@ -429,6 +429,6 @@ def test_a_function_is_not_returned_with_what_it_holds() -> None:
 
 
 def test_check_sees_a_wrong_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "playback", lambda signature: lambda values, inputs: {"a": values[0]})
+    monkeypatch.setattr(making, "reconstruction", lambda signature: lambda values, inputs: {"a": values[0]})
     report = check(Calls(lambda x: collections.OrderedDict(a=x * 2)), (X,))
     assert report.problems == ("the result is made of other classes than eager's",)

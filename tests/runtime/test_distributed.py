@@ -114,7 +114,7 @@ def in_a_process(rank: int) -> dict[str, Any]:
         fully_shard(fuse.compile(model()))
     with pytest.warns(UserWarning, match="runs eager: .*DTensor"):
         found["sharded first"] = curve(run := fuse.compile(fully_shard(model())), run.parameters(), rank, FEW)
-    with pytest.warns(UserWarning, match="give it the compiled model instead"):
+    with pytest.warns(UserWarning, match="wrap the compiled model in it instead"):
         found["DDP first"] = curve(run := fuse.compile(DistributedDataParallel(model())), run.parameters(), rank, FEW)
     return found
 

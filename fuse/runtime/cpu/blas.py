@@ -1,11 +1,11 @@
 """Matrix products through the BLAS that torch itself ships.
 
-    node mm/addmm/bmm/baddbmm/mv  ->  Product: what to hand to ?gemm_ or ?gemm_batch_
+    node mm/addmm/bmm/baddbmm/mv  ->  LibraryProduct: the arguments of ?gemm_ or ?gemm_batch_
 
-The symbols are taken from torch's own shared library, so that a fused product is the same code, with the same
-threads, as eager's. BLAS is column-major and our matrices are row-major: C = A B is computed as C^T = B^T A^T, which
-needs no copy. Every operand with one unit stride is a plain or a transposed matrix to BLAS. What does not fit (other
-dtypes, no unit stride, an empty matrix, a BLAS that is not there) is ``None`` here and stays an ATen call.
+The routines are those of torch's own shared library, so that a fused product runs the same code with the same threads
+as eager. BLAS is column-major and torch's matrices are row-major: C = A B is computed as C^T = B^T A^T, without a copy.
+To BLAS, an operand with one unit stride is a plain or a transposed matrix. Other products (other dtypes, no unit
+stride, an empty matrix, no BLAS) are ``None`` here and stay ATen calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST_NUMBER = 2**31 - 1  # BLAS takes 32-bit integers
 
 @cache
 def blas_address(name: str) -> int | None:
-    """Address of a BLAS routine in the process's torch, or None when this build has none.
+    """Address of a BLAS routine in the process's torch; None if this build has none.
 
     >>> blas_address("no_such_routine_") is None
     True
@@ -45,17 +45,17 @@ def blas_address(name: str) -> int | None:
 
 
 def gemm_address(dtype: torch.dtype) -> int | None:
-    """``sgemm_`` or ``dgemm_``."""
+    """Address of ``sgemm_`` or ``dgemm_``; None if there is none for this dtype."""
     return blas_address(f"{_PREFIX[dtype]}gemm_") if dtype in _PREFIX else None
 
 
 def gemm_batch_address(dtype: torch.dtype) -> int | None:
-    """``sgemm_batch_`` or ``dgemm_batch_`` (an extension of MKL: absent elsewhere)."""
+    """Address of ``sgemm_batch_`` or ``dgemm_batch_``, an extension of MKL; None elsewhere."""
     return blas_address(f"{_PREFIX[dtype]}gemm_batch_") if dtype in _PREFIX else None
 
 
 def product(node: Node) -> LibraryProduct | None:
-    """``node`` as a BLAS product, or None when it has to stay an ATen call."""
+    """``node`` as a BLAS product; None if it stays an ATen call."""
     if node.op != "call_function" or node.target not in _READERS:
         return None
     found = _READERS[node.target](node)
@@ -98,10 +98,10 @@ def _describe(node: Node, left: object, right: object, bias: object = None) -> L
     (batch, m, k), a_strides = _as_batch(values[0], False)
     (_, _, n), b_strides = _as_batch(values[1], as_column)
     _, c_strides = _as_batch(values[2], as_column)
-    left_form = matrix_form(m, k, *a_strides[1:])
-    right_form = matrix_form(k, n, *b_strides[1:])
-    result_form = matrix_form(m, n, *c_strides[1:])
-    if left_form is None or right_form is None or result_form is None or result_form[0]:
+    left_layout = blas_layout(m, k, *a_strides[1:])
+    right_layout = blas_layout(k, n, *b_strides[1:])
+    result_layout = blas_layout(m, n, *c_strides[1:])
+    if left_layout is None or right_layout is None or result_layout is None or result_layout[0]:
         return None
     if k == 0:
         return None
@@ -113,9 +113,9 @@ def _describe(node: Node, left: object, right: object, bias: object = None) -> L
         m,
         n,
         k,
-        left_form,
-        right_form,
-        result_form[1],
+        left_layout,
+        right_layout,
+        result_layout[1],
         batch=batch,
         batch_strides=(a_strides[0], b_strides[0], c_strides[0]),
     )
@@ -131,7 +131,7 @@ def _with_bias(found: LibraryProduct, bias: Node, node: Node) -> LibraryProduct 
     value: Tensor = bias.meta["val"]
     if value.dtype != found.dtype or value.device.type != "cpu" or is_lazy(value):
         return None
-    if beta == 0:  # eager does not read the bias either: a NaN in it must not spread
+    if beta == 0:  # as in eager, the bias is not read, so that a NaN in it has no effect
         return replace(found, alpha=float(alpha))
     size = tuple(node.meta["val"].shape)
     layout = (size, broadcast_strides(value, size))
@@ -139,8 +139,7 @@ def _with_bias(found: LibraryProduct, bias: Node, node: Node) -> LibraryProduct 
 
 
 def _as_batch(tensor: Tensor, column: bool) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Size and stride of a vector or matrix seen as a batch of one matrix (a vector is one column when
-    ``column``)."""
+    """Size and stride of a tensor viewed as a batch of matrices; a vector is one row, or one column with ``column``."""
     size, stride = tuple(tensor.shape), tensor.stride()
     if len(size) == 1:
         size, stride = ((*size, 1), (*stride, 1)) if column else ((1, *size), (1, *stride))
@@ -159,10 +158,10 @@ def broadcast_strides(tensor: Tensor, size: tuple[int, ...]) -> tuple[int, ...]:
     return (*[0] * (len(size) - len(own)), *own)
 
 
-def matrix_form(rows: int, columns: int, row_stride: int, column_stride: int) -> tuple[bool, int] | None:
-    """How BLAS reads a matrix: ``(transposed, leading dimension)``, or None when it cannot.
+def blas_layout(rows: int, columns: int, row_stride: int, column_stride: int) -> tuple[bool, int] | None:
+    """The layout of a matrix for BLAS: ``(transposed, leading dimension)``; None if BLAS cannot read it.
 
-    >>> matrix_form(3, 4, 4, 1), matrix_form(3, 4, 1, 3), matrix_form(3, 4, 8, 2)
+    >>> blas_layout(3, 4, 4, 1), blas_layout(3, 4, 1, 3), blas_layout(3, 4, 8, 2)
     ((False, 4), (True, 3), None)
     """
     if (column_stride == 1 or columns == 1) and (row_stride >= columns or rows == 1):

@@ -1,10 +1,10 @@
-"""Whether the products of the library that torch calls are slow on this machine.
+"""Speed test of torch's BLAS library against oneDNN on this machine.
 
-    mm of MKL, of OpenBLAS, ...   against   the same product of oneDNN      measured once on a machine, then kept
+    mm of MKL, of OpenBLAS, ...   against   the same product of oneDNN      measured once on a machine, then cached
 
-MKL chooses its code by the processor's maker: on others than Intel's it may run at half of what the processor can do,
-where oneDNN, which asks for instructions only, does not. What is found is kept beside the built libraries, so that
-equal models make equal programs from then on.
+MKL chooses its code by the vendor of the processor: on processors of others than Intel, it may reach half of the
+possible speed. oneDNN chooses by instruction set. The result is cached with the built libraries, so that equal models
+make equal programs from then on.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from fuse.runtime.tuning import kept
 SIZE = 256
 """Rows, columns and depth of the product."""
 ROUNDS = 8
+"""Measurements of each library, of which the shortest counts."""
 SLOW = 1.3
-"""Times what oneDNN takes from which the library is called slow."""
+"""Time of a slow library, relative to oneDNN; well above the noise, and below the factor 2 of MKL on other
+processors."""
 
 
 @cached
 def is_slow() -> bool:
-    """Whether the library's products take clearly longer than they could: some milliseconds, once a machine.
+    """Whether the library's products are slow; measured once on a machine, in a few milliseconds.
 
     >>> is_slow() == is_slow()
     True
@@ -42,7 +44,7 @@ def is_slow() -> bool:
 
 
 def times_slower() -> float:
-    """How many times as long as oneDNN's the library's product takes, each at its best.
+    """The time of the library's product divided by that of oneDNN, the best of several each.
 
     >>> times_slower() > 0
     True
@@ -54,7 +56,7 @@ def times_slower() -> float:
 
 
 def _least(run: Callable[[], object]) -> float:
-    """Seconds of the fastest call; the first makes what later ones use again."""
+    """Seconds of the fastest call, after one call that warms up."""
     run()
     taken = []
     for _ in range(ROUNDS):

@@ -1,8 +1,8 @@
-"""How ways to compute a region are run to be measured: as a program runs them, on operands that are made up.
+"""Functions that run the candidates of a region for measurements, as a program does, on made-up operands.
 
-kernel            a call through C, into memory that is there; all kernels are compiled when the first is run
-MKL's product     a native step, as in a program
-call of Python    arguments put together, views taken, the result looked at, and the rest of such a step
+kernel            a call through C, into allocated memory; the first run compiles all kernels
+BLAS product      a native step, as in a program
+Python call       with its arguments, views, and checks of the result, and a wait for the rest of such a step
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fuse.runtime.libraries import LibraryProduct
 from fuse.runtime.steps import Place, ProductStep, Ref
 
 REST_OF_A_CALL = 4e-6
-"""Seconds that a program takes for a step of Python besides what is run here: it leaves native code and enters it."""
+"""Seconds that a Python call costs a program beside what is run here, for leaving native code and entering it again."""
 
 Run = Callable[[], object]
 
@@ -43,20 +43,20 @@ def runs_of_kernels(region: GraphModule, kernels: dict[str, Kernel]) -> dict[str
 
 
 def run_of_library(region: GraphModule) -> Run:
-    """A function that runs the one operator of ``region`` as a program without a kernel for it does."""
+    """A function that runs the only operator of ``region`` by a library, as a program does."""
     node = next(node for node in region.graph.nodes if node.op == "call_function")
     found = product(node)
     return _called(node, _inputs(region)) if found is None else _multiplied(node, found)
 
 
 def made_up(value: Tensor) -> Tensor:
-    """A tensor of the layout of ``value``: numbers of all sizes for floats, else zeros, which every table has.
+    """A tensor of the layout of ``value``: normal random numbers for floats; else zeros, which are valid indices.
 
-    The numbers are not drawn from the generator of the user's program.
+    The user's random generator is not used.
     """
     held = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     memory = torch.empty(0, dtype=value.dtype, device="cpu")
-    memory.set_(held.untyped_storage())  # all of it: elements may share a place
+    memory.set_(held.untyped_storage())  # the whole storage, because elements may overlap
     if value.dtype.is_floating_point:
         memory.normal_(generator=torch.Generator().manual_seed(0))
     else:
@@ -100,7 +100,7 @@ def _multiplied(node: Node, found: LibraryProduct) -> Run:
 
 
 def _called(node: Node, inputs: Sequence[Node]) -> Run:
-    """A call from Python of the operator of ``node``."""
+    """A function that calls the operator of ``node`` from Python."""
     args: Any = node.args
     kwargs: Any = node.kwargs
     behind: Any = node.target

@@ -1,12 +1,11 @@
-"""The kernels that may be the fastest for a region.
+"""Candidate kernels of a region for autotuning.
 
-    with a product       1 to 4 panels in a block; one thread where there is little to do
-    ... a convolution    1 to 4 panels in a block; other shares of the places and outputs for a thread
-    any other            one thread where there is little to do
+    with a product       1 to 4 panels in a block; one thread for little work
+    ... a convolution    1 to 4 panels in a block; other shares of the output for a thread
+    any other            one thread for little work
 
-The kernel of the cost model is the first. Others are left out where the cost model is sure: where there is so little to
-do that nothing is to be gained, or so much that threads are worth waking in any case. With one thread, nothing that is
-only for threads is tried.
+The first is the kernel of the cost model. Candidates of which the cost model is sure are left out: one thread is tried
+only for work near the limit from which several pay. If torch has one thread, all kernels have one.
 """
 
 from __future__ import annotations
@@ -29,21 +28,24 @@ aten = torch.ops.aten
 
 USUAL = "as costs say"
 MOST_WORK = 8
-"""Times the work from which threads are woken: beyond, they always pay."""
+"""Work up to which one thread is tried, relative to the work from which several are used; beyond, several always
+pay."""
 MOST_SHARES = 3
+"""Shares of a convolution that are tried, the cost model's included."""
 MOST_PANEL_NUMBERS = 3
+"""Numbers of panels that are tried for a matrix product."""
 MOST_KERNELS = 5
-"""Kernels that are measured: they are compiled together, which takes longer."""
+"""Most kernels that are measured; each one adds to the compile time."""
 MULTIPLY = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 
 
 def holds_product(kernel: Kernel) -> bool:
-    """Whether the kernel is one of those that multiply tile by tile."""
+    """Whether a kernel contains a tiled product or convolution."""
     return kernel.headers[: len(HEADERS)] == HEADERS
 
 
 def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
-    """The kernels that may be the fastest for ``region``, whose kernel is ``usual``, by name; equal ones once."""
+    """The distinct candidate kernels of ``region``, by name; ``usual`` is the kernel of the cost model."""
     configs = _products(region) if holds_product(usual) else _loops(region)
     found: dict[str, Kernel] = {}
     texts = set()
@@ -59,10 +61,10 @@ def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
     return found
 
 
-Ways = Iterator[tuple[str, Threads, Config]]
+Candidates = Iterator[tuple[str, Threads, Config]]
 
 
-def _products(region: GraphModule) -> Ways:
+def _products(region: GraphModule) -> Candidates:
     yield USUAL, "if worth it", DEFAULT
     node = next((node for node in region.graph.nodes if node.target in MULTIPLY), None)
     if node and PARALLEL_PRODUCT <= _multiplications(node) < MOST_WORK * PARALLEL_PRODUCT:
@@ -78,7 +80,7 @@ def _products(region: GraphModule) -> Ways:
         yield f"{number} panels", "if worth it", Config(panels=number)
 
 
-def _loops(region: GraphModule) -> Ways:
+def _loops(region: GraphModule) -> Candidates:
     yield USUAL, "if worth it", DEFAULT
     most = max(works(schedule(computation_of(region))), default=0)
     if PARALLEL_WORK <= most < MOST_WORK * PARALLEL_WORK:
@@ -86,7 +88,7 @@ def _loops(region: GraphModule) -> Ways:
 
 
 def _multiplications(node: Node) -> int:
-    """Multiplications of a product or convolution."""
+    """Number of multiplications in a product or convolution."""
     if node.target is aten.convolution.default:
         return int(node.meta["val"].numel() * math.prod(node.args[1].meta["val"].shape[1:]))  # type: ignore[union-attr]  # FX types arguments loosely
     return int(node.meta["val"].numel() * node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]  # FX types arguments loosely

@@ -1,15 +1,16 @@
-"""Which kernel, or library, runs a region: by rule, or measured (``FUSE_TUNE=1``).
+"""Choice of the kernel or library that runs a region: by a rule, or by measurement (``FUSE_TUNE=1``).
 
-    region                   the kernel of the cost model, or one of other blocks, threads or order of loops
-    mm, addmm on their own   the library's product (MKL), or one of such kernels
-    convolution on its own   the library's convolution (oneDNN), or one of such kernels
+    region                   the kernel of the cost model, or one with other blocks or threads
+    single mm, addmm         the library's product (MKL), or one of such kernels
+    single convolution       the library's convolution (oneDNN), or one of such kernels
 
-``candidates.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
-operands are made up in the layouts that the call has, and what is called from Python is measured with what that costs.
-The rule: products on their own are a kernel where the library's are slow (``blas_speed.py`` measures that once),
-but for the smallest and thinnest. On AMD's processors the library of PyTorch's usual builds (MKL) took 1.0 to 3 times
-as long, packing included (one call, two threads, 2 to 1000 rows, 32 to 4096 columns); it also keeps what it packs
-into, 0.1 to 2 MB that no plan knows of.
+``candidates.py`` lists the candidates. Each is one launch, so that the choice changes no count. They are measured on
+made-up operands in the layouts of the call; library calls from Python are measured with the cost of the call.
+
+The rule: a single product is a kernel if the library's are slow (``blas_speed.py`` measures that once), unless it is
+small or thin. On AMD processors, MKL (in PyTorch's usual builds) took 1.0 to 3 times as long as the kernel, packing
+included (one call, two threads, 2 to 1000 rows, 32 to 4096 columns). MKL also keeps 0.1 to 2 MB of packing memory,
+which no peak counts.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ aten = torch.ops.aten
 LIBRARY = "library"
 FEWEST_ROWS = 2
 FEWEST_COLUMNS = 32
+"""Fewest rows and columns of a product's result that is computed by a kernel rather than by a slow library."""
 LARGE = 1 << 16
-"""Multiplications of a product for which it pays to compile a kernel."""
-LONE = (aten.mm.default, aten.addmm.default, aten.convolution.default)
+"""Fewest multiplications of such a product, for which compiling a kernel pays."""
+SINGLE = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 
 
 def lower_measured(region: GraphModule) -> Kernel | Declined:
-    """What computes ``region``: the kernel that ``lower`` makes, or the fastest way where that is measured."""
+    """The kernel of ``region``: that of the cost model, or with ``FUSE_TUNE`` the fastest candidate."""
     made = lower(region)
     if not tuning.enabled() or isinstance(made, Declined):
         return made
@@ -45,11 +47,11 @@ def lower_measured(region: GraphModule) -> Kernel | Declined:
 
 
 def preferred(node: Node, lowered: Callable[[Node], Kernel | Declined]) -> Kernel | str | None:
-    """The kernel of a product or convolution on its own, or ``LIBRARY``; None where nothing is known.
+    """The kernel of a single product or convolution, or ``LIBRARY``; None for no preference.
 
-    ``lowered`` makes the kernel of an operator on its own, once for equal ones.
+    ``lowered`` makes the kernel of a single operator, once for equal ones.
     """
-    if node.target not in LONE or not (tuning.enabled() or is_for_a_kernel(node)):
+    if node.target not in SINGLE or not (tuning.enabled() or is_for_a_kernel(node)):
         return None
     if not tuning.enabled():
         found = lowered(node)
@@ -63,8 +65,10 @@ def preferred(node: Node, lowered: Callable[[Node], Kernel | Declined]) -> Kerne
 
 
 def _fastest(region: GraphModule, made: Kernel, library: dict[str, Run], kernel_first: bool = True) -> Kernel | None:
-    """The fastest of the ``library`` and of what else computes ``region``, whose usual kernel is ``made``; None for the
-    library. What runs where nothing is measured is the first."""
+    """The fastest candidate for ``region``, whose kernel by the cost model is ``made``; None for the ``library``.
+
+    The first candidate, which others must clearly beat, is the one that runs without measurement.
+    """
     kernels = kernels_of(region, made)
     runs = runs_of_kernels(region, kernels)
     runs = {**runs, **library} if kernel_first else {**library, **runs}
@@ -74,7 +78,7 @@ def _fastest(region: GraphModule, made: Kernel, library: dict[str, Run], kernel_
 
 
 def is_for_a_kernel(node: Node) -> bool:
-    """Whether this is a product that the library is slow at, and large enough to compile a kernel for."""
+    """Whether a single operator is a product large enough for a kernel, on a machine whose library is slow."""
     if node.target is aten.convolution.default:
         return False
     rows, columns = node.meta["val"].shape

@@ -1,8 +1,8 @@
-"""From C++ text to functions that can be called.
+"""Compile C++ sources to libraries, through the cache, and load them.
 
     source -> key -> loaded before? -> in the cache? -> compile, publish -> load
 
-Nothing is locked: threads and processes that build the same source at once each do the work, and end with equal
+There are no locks: threads and processes that build the same source at the same time all compile it, and get equal
 libraries.
 """
 
@@ -34,19 +34,19 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
     """Compile C++ with a plain C interface, or take it from the cache, and load it.
 
     Args:
-        source: one whole translation unit; functions to be called are ``extern "C"``. OpenMP is on where ``_OPENMP`` is
-            defined: a compiler without it builds the same source to run serially.
-        flags: further compiler options, as they come after the source (``-lm``, ``-DN=4``). What is in the files they
-            point to is not part of the key.
+        source: a whole translation unit with ``extern "C"`` functions. OpenMP is on if ``_OPENMP`` is defined; a
+            compiler without OpenMP builds the same source to run serially.
+        flags: further compiler options after the source (``-lm``, ``-DN=4``). Contents of files that they name are not
+            part of the cache key.
 
     Returns:
-        The library. Its functions keep the process's OpenMP threads: those of torch. It is never unloaded.
+        The library, which is never unloaded. Its functions use torch's OpenMP threads.
 
     Raises:
         CompilerMissing: there is no C++ compiler.
-        CompileFailed: the compiler rejected the source, which is kept in a file named in the message, or passed its
-            time limit; or the library could not be written or loaded anywhere.
-        NotYet: it is in no cache, and the caller does not want it to be compiled (:mod:`fuse.runtime.compiling`).
+        CompileFailed: the compiler rejected the source, which is stored in a file named in the message, or exceeded its
+            time limit; or the library could not be written or loaded.
+        NotYet: it is not cached, and the caller does not allow compiling now (:mod:`fuse.runtime.compiling`).
 
     >>> build('extern "C" int twice(int x) { return 2 * x; }').twice(21)
     42
@@ -64,9 +64,7 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
-    """``build`` each source, with as many compilers at once as there are processors; libraries in the order of sources.
-
-    Two halves of a graph's kernels built like this take little more than half the time of the whole.
+    """``build`` all sources, with one compiler per processor at a time; returns the libraries in order.
 
     Raises:
         CompilerMissing, CompileFailed: as ``build``, for the first source that cannot be built.
@@ -86,7 +84,7 @@ def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
 
 
 def built_by() -> tuple[str, ...]:
-    """Whatever a library depends on beside its source: equal sources are one library where this is equal, too."""
+    """Everything that a library depends on beside its source, as a part of its cache key."""
     compiler = toolchain.find()
     return _maker(compiler, toolchain.tuning_options(compiler))
 
@@ -102,7 +100,7 @@ def _key(source: str, compiler: Toolchain, options: Sequence[str]) -> str:
 
 
 def _compiled(key: str, source: str, compiler: Toolchain, options: Sequence[str]) -> bytes:
-    """The library's bytes."""
+    """The bytes of the compiled library."""
     try:
         with tempfile.TemporaryDirectory(prefix="fuse-build-") as scratch:
             outcome = toolchain.compile_in(Path(scratch), source, compiler, options)
@@ -122,7 +120,7 @@ def _stored(key: str, content: bytes) -> Path:
 
 
 def _load(path: Path, content: bytes) -> ctypes.CDLL:
-    """Load a library from where it lies, or from a copy where programs may not be run from there."""
+    """Load a library from ``path``, or from a copy if nothing may be executed from there."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The native functions of a program: its kernels, compiled, and where they are in memory.
+"""The native functions of a program: compile its kernels and get their addresses.
 
 kernels of a schedule  ->  not in this process yet  ->  translation units  ->  libraries  ->  {name: address}
 """
@@ -14,16 +14,15 @@ from fuse.kernel.lower import Kernel
 from fuse.runtime.cpu.compiler import build_many, built_by
 
 FOR_A_LINE, FOR_A_LINE_BEHIND_HEADERS, FOR_HEADERS = 0.5, 1.0, 350.0
-"""Milliseconds that GCC takes, roughly: for a line of a kernel, for one of a kernel that needs headers, and for what
-these headers hold, once a unit."""
+"""Rough compile times of GCC in milliseconds: for a line of a kernel without and with headers, and for the headers."""
 
 _known: dict[object, int] = {}
-"""Addresses of the kernels of all programs of this process."""
+"""Addresses of all kernels that this process has loaded."""
 
 
 def addresses_of(kernels: Iterable[Kernel]) -> dict[str, int]:
-    """Addresses of all kernels. Of those that compute the same from memory laid out alike, in this program and in those
-    before it, the first is compiled."""
+    """Addresses of all kernels, by name. Kernels that compute the same (``Kernel.computes``) share one function, with
+    those of earlier programs too."""
     maker = built_by()
     code: dict[str, object] = {}
     new: dict[object, Kernel] = {}
@@ -39,16 +38,17 @@ def addresses_of(kernels: Iterable[Kernel]) -> dict[str, int]:
 
 
 def _code(kernel: Kernel) -> object:
-    """Equal for kernels that one function can be: what they are given in a call must be the same, too."""
+    """A key that is equal for kernels that one function can serve; they must take the same arguments too."""
     if not kernel.computes:
         return kernel.name, kernel.source, kernel.headers
     return kernel.computes, kernel.headers, kernel.in_place, kernel.parallel, kernel.workspace_bytes
 
 
 def units_of(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
-    """The kernels by translation unit. Each loop is one of its own: it serves other lengths, for which other kernels
-    may be others. So are kernels that need the same headers. The unit that takes longest comes first: begun last, it
-    would keep one processor busy while the others wait."""
+    """The kernels by translation unit, the unit that takes longest first, so that no processor waits for it at the end.
+
+    Each loop has its own unit, which is cached for all lengths. Other kernels with the same headers are one unit.
+    """
     units: dict[object, list[Kernel]] = {}
     for kernel in kernels:
         alone = kernel.headers == LOOP_HEADERS
@@ -57,7 +57,7 @@ def units_of(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
 
 
 def _milliseconds(unit: Sequence[Kernel]) -> float:
-    """Rough compile time of a unit, to compare units."""
+    """Rough compile time of a unit in milliseconds."""
     lines = sum(kernel.source.count("\n") for kernel in unit)
     return lines * FOR_A_LINE_BEHIND_HEADERS + FOR_HEADERS if unit[0].headers else lines * FOR_A_LINE
 

@@ -1,7 +1,7 @@
 """The instruction sets of this processor, as text for the cache key.
 
-Libraries are built with ``-march=native``: one that uses AVX-512 must never be loaded on a machine without it, even
-when both machines share a home directory.
+Libraries are built with ``-march=native``. A library with AVX-512 must not be loaded on a machine without it, even if
+both machines share a home directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 X86_MACHINES = frozenset({"x86_64", "amd64", "i386", "i686"})
 
 _CPUINFO = Path("/proc/cpuinfo")
-# What Linux calls the list of instruction-set extensions on x86, Arm and RISC-V.
+# Linux's names of the list of instruction-set extensions on x86, Arm and RISC-V.
 _FEATURE_FIELDS = frozenset({"flags", "features", "isa"})
 
 
@@ -38,7 +38,7 @@ def is_x86() -> bool:
 
 @functools.cache
 def features() -> str:
-    """The instruction-set extensions of the first core, sorted; the processor's name where the system lists none.
+    """The instruction-set extensions of the first core, sorted; the processor's name if the system lists none.
 
     >>> features() == features() != ""
     True
@@ -49,21 +49,21 @@ def features() -> str:
 
 @functools.cache
 def model() -> str:
-    """The processor's name as the system tells it: two with the same extensions may be of different speed.
+    """The processor's name; processors with the same extensions may differ in speed.
 
     >>> model() == model()
     True
     """
-    return _told("model name") or platform.processor()
+    return _cpuinfo_entry("model name") or platform.processor()
 
 
 def identity() -> str:
-    """Equal on machines for which one measurement holds."""
+    """A text that is equal on machines that can share measurements."""
     return f"{features()} {model()} {os.cpu_count()}"
 
 
-def _told(field: str) -> str:
-    """The system's entry of this name for the first core; empty where there is none."""
+def _cpuinfo_entry(field: str) -> str:
+    """The entry ``field`` of ``/proc/cpuinfo`` for the first core; empty if there is none."""
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
             return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
@@ -72,9 +72,9 @@ def _told(field: str) -> str:
 
 
 def _listed_features(cpuinfo: Path) -> list[str]:
-    """The extensions named in a file of ``/proc/cpuinfo``'s form; empty where there is none.
+    """The instruction-set extensions in a file like ``/proc/cpuinfo``; empty if there is no such file.
 
-    Stops at the first core: the system computes the text as it is read, slowly on machines with hundreds of cores.
+    Stops at the first core, because the system generates the file as it is read, slowly for hundreds of cores.
     """
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:

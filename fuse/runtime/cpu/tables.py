@@ -1,7 +1,7 @@
-"""Steps as tables of 64-bit integers, and the native function that walks them.
+"""Steps as tables of 64-bit integers, and the native function that executes them.
 
     KernelStep(name, reads, writes)   ->   kind, address of the kernel, first argument, arguments, detail
-    Place(buffer, offset)             ->   number of a base, bytes from there
+    Place(buffer, offset)             ->   index of a base pointer, bytes from there
 
 The layout is that of the structs in ``runner.cpp``.
 """
@@ -41,7 +41,7 @@ class Tables:
         self.address = 0
 
     def add(self, step: Step, address: Callable[[Place], tuple[int, int]]) -> None:
-        """Append a native step; ``address`` gives base and offset of a place."""
+        """Append a native step; ``address`` maps a place to the index of a base pointer and an offset in bytes."""
         places: tuple[Place, ...]
         detail = len(self.details)
         least = _BY_ONE_THREAD
@@ -67,7 +67,7 @@ class Tables:
         return len(self.steps) // _STEP_FIELDS
 
     def freeze(self) -> Tables:
-        """Lay out the header; the arrays must not grow any more."""
+        """Write the header with the addresses of the arrays, which must not grow any more."""
         parts = (self.steps, self.arguments, self.details)
         self.header = array("q", [*(part.buffer_info()[0] for part in parts), self.workspace])
         self.address = self.header.buffer_info()[0]
@@ -75,8 +75,9 @@ class Tables:
 
 
 def copy_detail(item: int, size: Sequence[int], to: Sequence[int], source: Sequence[int]) -> list[int]:
-    """Rank, element size, then (size, stride to, stride from) in bytes, dimensions merged where both sides are
-    contiguous.
+    """The details of a copy: rank, element size, then for each dimension its size and both strides in bytes.
+
+    Dimensions that are contiguous on both sides are merged.
 
     >>> copy_detail(4, (2, 3, 5), (15, 5, 1), (15, 5, 1))
     [1, 4, 30, 4, 4]
@@ -103,7 +104,7 @@ def _product_function(product: LibraryProduct) -> tuple[int, int]:
 
 def _product_detail(product: LibraryProduct) -> list[int]:
     item = product.dtype.itemsize
-    (transpose_a, lda), (transpose_b, ldb) = product.left_form, product.right_form
+    (transpose_a, lda), (transpose_b, ldb) = product.left_layout, product.right_layout
     scales = struct.unpack("2q", struct.pack("2d", product.alpha, product.beta))
     strides = (stride * item for stride in product.batch_strides)
     fields = [product.m, product.n, product.k, transpose_a, transpose_b, lda, ldb, product.result_leading, *scales]
@@ -132,7 +133,7 @@ def runner() -> Any:
 
 
 def scratch_bytes(steps: Sequence[Step]) -> int:
-    """Bytes for the pointers of the step that has most of them."""
+    """Bytes for the pointers of the step with the most arguments."""
     needed = 0
     for step in steps:
         if isinstance(step, PythonStep):

@@ -1,7 +1,7 @@
-"""The C++ compiler of this machine: which one, with which options, run under a time limit.
+"""The C++ compiler of this machine: its command, its options, and its execution under a time limit.
 
-``$CXX``, then ``c++``, ``g++``, ``clang++``. It is started without a shell, in a process group of its own, which is
-killed as a whole when its time is up.
+It is ``$CXX``, or the first of ``c++``, ``g++`` and ``clang++``. It is started without a shell in its own process
+group, which is killed at the time limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fuse.runtime import interrupts
 from fuse.runtime.cache import warn_once
 from fuse.runtime.cpu import processor
 
-# Without these a library would be wrong or none: eager's rounding forbids contracting a*b+c.
+# Necessary for a correct library: contracting a*b+c would round otherwise than eager.
 REQUIRED_OPTIONS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
 
 SOURCE_NAME = "kernels.cpp"
@@ -29,20 +29,20 @@ LIBRARY_NAME = "kernels.so"
 
 _DEFAULT_TIME_LIMIT = 120.0
 _LONGEST_MESSAGE = 300
-# The compiler's, assembler's and linker's; "collect2: error" only says that the linker had one.
+# Error lines of the compiler, assembler and linker; "collect2: error" only repeats that the linker failed.
 _ERROR_LINE = re.compile(r"(?<!collect2: )\berror:|\bld: (?!warning)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A compiler command (absolute path first, then the words that ``$CXX`` adds) and what it says of its version."""
+    """A compiler command (an absolute path, then further words of ``$CXX``), and its output for ``--version``."""
 
     command: tuple[str, ...]
     version: str
 
     @property
     def is_gcc(self) -> bool:
-        """Whether this is GCC, by whatever name it was called (``g++`` is Clang on macOS).
+        """Whether this is GCC, judged by its version text (``g++`` is Clang on macOS).
 
         >>> Toolchain(("/usr/bin/c++",), "c++ (Debian 12.2.0) 12.2.0\\n(C) 2022 Free Software Foundation, Inc.").is_gcc
         True
@@ -52,14 +52,14 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class CompilerRun:
-    """How a compiler run ended: exit status (negative: the signal that ended it) and everything it printed."""
+    """The outcome of a compiler run: exit status (negative: the signal that ended it) and its output."""
 
     status: int
     output: str
 
     @property
     def first_error(self) -> str:
-        """The line that says what is wrong, on one line and not too long.
+        """The first error line of the output, shortened; or how the compiler ended.
 
         >>> CompilerRun(1, "In function f:\\nk.cpp:3:5: error: 'x' was not declared\\nk.cpp:9:1: error: y").first_error
         "k.cpp:3:5: error: 'x' was not declared"
@@ -95,31 +95,31 @@ def find() -> Toolchain:
 
 
 def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
-    """The options that only make libraries faster.
+    """The options that make libraries faster.
 
-    Libraries are for this machine's processor, or for the one that ``$FUSE_PROCESSOR`` names as the compiler does
-    (``x86-64-v3``: AVX2, no AVX-512), so that one machine can show what others would run.
+    The target is this machine's processor, or the one that ``$FUSE_PROCESSOR`` names in the compiler's notation
+    (``x86-64-v3``: AVX2, no AVX-512), to show what other machines would run.
 
-    Only GCC gets OpenMP: torch has GCC's runtime loaded. Clang would load its own beside it, with a second set of
-    threads that ``torch.set_num_threads`` does not govern.
+    Only GCC gets OpenMP, because torch has loaded GCC's runtime. Clang would load its own runtime too, with threads
+    that ``torch.set_num_threads`` does not control.
 
     >>> "-fopenmp" in tuning_options(Toolchain(("/usr/bin/clang++",), "clang version 18.1.3"))
     False
     """
     options = ["-fno-math-errno", "-fno-trapping-math"]
-    # Arm's compilers take the processor, architecture and tuning in one, with -mcpu.
+    # For Arm, -mcpu sets architecture and tuning together.
     name = os.environ.get("FUSE_PROCESSOR") or "native"
     options += [f"-march={name}", "-mprefer-vector-width=512"] if processor.is_x86() else [f"-mcpu={name}"]
     return (*options, "-fopenmp") if toolchain.is_gcc else tuple(options)
 
 
 def compile_in(directory: Path, source: str, toolchain: Toolchain, options: Sequence[str]) -> CompilerRun:
-    """Compile ``source`` to ``LIBRARY_NAME`` in ``directory``, with the required options and these.
+    """Compile ``source`` to ``LIBRARY_NAME`` in ``directory``, with the required options and ``options``.
 
-    Names in the command are relative, so that the library's bytes do not depend on the directory.
+    Names in the command are relative, so that the library does not depend on the directory.
 
     Raises:
-        CompileFailed: the compiler could not be started or passed its time limit.
+        CompileFailed: the compiler could not be started or exceeded its time limit.
     """
     (directory / SOURCE_NAME).write_text(source, encoding="utf-8", errors="surrogateescape")
     command = [*toolchain.command, *REQUIRED_OPTIONS, SOURCE_NAME, "-o", LIBRARY_NAME, *options]
@@ -127,7 +127,7 @@ def compile_in(directory: Path, source: str, toolchain: Toolchain, options: Sequ
 
 
 def time_limit() -> float:
-    """Seconds a compiler may run: ``$FUSE_COMPILE_TIMEOUT``, 120 unless set.
+    """The most seconds that a compiler may run: ``$FUSE_COMPILE_TIMEOUT``, or 120.
 
     >>> time_limit() > 0
     True
@@ -153,7 +153,7 @@ def _words(command: str) -> list[str]:
 
 @functools.cache
 def _identified(command: tuple[str, ...], modified_ns: int, size: int) -> Toolchain:
-    """The toolchain with its version, asked again only when the program's file changes."""
+    """The toolchain with its version, which is read again only if the program's file changes."""
     outcome = _run([*command, "--version"], Path(os.sep))
     return Toolchain(command, outcome.output)
 

@@ -1,10 +1,10 @@
-"""Other sizes of a call at which it shows how ``forward`` uses sizes.
+"""Further sizes at which ``forward`` is run with symbolic sizes, to find out how it uses them.
 
-    x [16, 4, 8]    half of 16 is 8, which is also the width: whatever is compared with it seems to be always the same
-    x [37, 5, 8]    half of 37 is no size of anything: what is compared with it is noted
+    x [16, 4, 8]    half of 16 is 8, which is also the width: a comparison with it seems to be constant
+    x [37, 5, 8]    half of 37 is no other number of the graph: a comparison with it is recorded
 
-A number of one call may be another one's by chance. So ``forward`` is followed at further sizes, too, at which few
-numbers that code computes from sizes are those that a graph has.
+Two numbers of one call may be equal by chance. So ``forward`` is also run at sizes from which code computes few numbers
+that are in the graph.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch.utils import _pytree as pytree
 from fuse.kernel.spelled import Numbers
 
 CANDIDATES = 24
-"""Lots of sizes, small and large ones, of each of which the best is taken."""
+"""Random choices of small and of large sizes, of each of which the best is taken."""
 
 
-def telling(
+def probe_sizes(
     bounds: Sequence[tuple[int, int, int]], fits: Callable[[Numbers], bool], numbers: Callable[..., Numbers]
 ) -> list[Numbers]:
-    """Two lots of sizes, smaller and larger ones, fewer where none fit.
+    """Up to two choices of sizes, one in the lower and one in the upper half of the bounds.
 
     Args:
         bounds: the least and the largest value of each size, and the step between values.
-        fits: whether a graph for such sizes may be like those that are known.
-        numbers: the numbers of a graph for sizes.
+        fits: whether the known graphs may serve such sizes.
+        numbers: the numbers of a graph at given sizes.
     """
     draw = random.Random(0)
     found: list[Numbers] = []
@@ -49,21 +49,21 @@ def _drawn(draw: random.Random, half: int, least: int, largest: int, step: int) 
 
 
 def _by_chance(sizes: Numbers, numbers: Numbers) -> int:
-    """How many numbers that code may compute from sizes are among the numbers of a graph."""
+    """Number of values that code may compute from the sizes and that are also numbers of the graph."""
     known = {number for number in numbers if type(number) is int}
     return sum(number in known for number in _computed(sizes))
 
 
 def _computed(sizes: Sequence[int]) -> Iterator[int]:
-    """Numbers that code may compute from sizes, but for 0 and 1.
+    """Numbers from 2 on that code may compute from sizes.
 
     >>> sorted(set(_computed([7])))[:6]
     [2, 3, 4, 5, 6, 8]
     """
-    for place, size in enumerate(sizes):
+    for position, size in enumerate(sizes):
         made = [found for k in range(2, 9) for found in (size // k, -(-size // k), size % k, size * k)]
         made += [size + k for k in range(-8, 9) if k]
-        made += [found for other in sizes[:place] for found in (size + other, abs(size - other), size * other)]
+        made += [found for other in sizes[:position] for found in (size + other, abs(size - other), size * other)]
         made += [1 << size.bit_length(), math.isqrt(size)]
         yield from (number for number in made if number > 1 and number != size)
 
@@ -71,7 +71,7 @@ def _computed(sizes: Sequence[int]) -> Iterator[int]:
 def arguments_at(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], numbers: Numbers
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with tensors of other layouts, whose sizes and strides ``numbers`` begin with.
+    """The arguments of a call with tensors of other layouts; ``numbers`` begins with their sizes and strides.
 
     >>> (x,), kwargs = arguments_at((torch.ones(2, 3),), {}, (5, 3, 3, 1))
     >>> x.shape
@@ -90,10 +90,10 @@ def arguments_at(
 
 
 def _laid_out(leaf: Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """A tensor like another one with this layout."""
+    """``leaf`` if it has this layout, else a new tensor of its dtype and device with this layout."""
     if (tuple(leaf.shape), leaf.stride()) == (size, stride):
         return leaf
     if type(leaf) is not Tensor:
-        raise TypeError(f"{type(leaf).__name__} is not made up")
+        raise TypeError(f"there is no {type(leaf).__name__} of another layout")
     made = torch.empty_strided(size, stride, dtype=leaf.dtype, device=leaf.device)
     return made.requires_grad_(leaf.requires_grad)
