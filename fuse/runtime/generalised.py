@@ -267,8 +267,10 @@ def _are_independent_sizes(relation: Relation, calls: Sequence[Numbers]) -> bool
     other sizes. These numbers need not be in a graph: the gradient of a mean is divided by 48, which may give a float.
 
     >>> relation = ((("n0",), 1),), ((("n1",), 1),)
-    >>> _are_independent_sizes(relation, [(8, 6), (12, 4), (16, 3), (24, 2)]), _are_independent_sizes(relation, [(8, 6),
-    (12, 4), (16, 5), (24, 2)]) (False, True)
+    >>> _are_independent_sizes(relation, [(8, 6), (12, 4), (16, 3), (24, 2)])  # the product is always 48
+    False
+    >>> _are_independent_sizes(relation, [(8, 6), (12, 4), (16, 5), (24, 2)])
+    True
     """
     columns: dict[str, dict[Numbers, None]] = {}  # by size: its values, and the values of size plus a constant
     for terms, column in zip(relation, zip(*calls, strict=True), strict=True):

@@ -139,15 +139,15 @@ def _counts(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _formats_or_asks_types(code: CodeType) -> bool:
-    """Whether code finds numbers by ``%``, or may compare a type with ``int``.
+    """Whether code formats numbers by ``%``, or may compare a type with ``int``.
 
     >>> _formats_or_asks_types((lambda n: "size %d" % n).__code__), _formats_or_asks_types((lambda n: n % 2).__code__)
     (True, False)
     """
     if {"type", "int"} <= set(code.co_names):
         return True
-    finds = any(isinstance(one, str) and _NUMBER_IN_TEXT.search(one) for one in code.co_consts)
-    return finds and any(one.opname == "BINARY_OP" and one.argrepr in ("%", "%=") for one in dis.get_instructions(code))
+    found = any(isinstance(one, str) and _NUMBER_IN_TEXT.search(one) for one in code.co_consts)
+    return found and any(one.opname == "BINARY_OP" and one.argrepr in ("%", "%=") for one in dis.get_instructions(code))
 
 
 @functools.lru_cache(maxsize=4096)
