@@ -49,7 +49,7 @@ def values_of(graph: GraphModule, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
     A placeholder that a pass added is a constant of the signature. Each run starts from the same random seed.
     """
-    recorder = _Recorder(graph)
+    recorder = _ValueRecorder(graph)
     signature: Signature = graph.meta["signature"]
     placeholders = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -58,7 +58,7 @@ def values_of(graph: GraphModule, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return recorder.values
 
 
-class _Recorder(Interpreter):
+class _ValueRecorder(Interpreter):
     def __init__(self, graph: GraphModule) -> None:
         super().__init__(graph)
         self.values: dict[str, Any] = {}

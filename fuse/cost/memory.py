@@ -24,7 +24,7 @@ from fuse.cost.inside import inside_bytes
 from fuse.cost.work import bytes_of, tensors_in
 from fuse.graph.signature import Dispatch
 
-Place = tuple[Node, int]
+Storage = tuple[Node, int]
 """A storage in a graph: the node that makes it, and which of its results it is."""
 
 
@@ -89,16 +89,16 @@ def peak_of_graph(graph: GraphModule) -> int:
     2048
     """
     nodes = list(graph.graph.nodes)
-    places = _places(nodes)
-    sizes: dict[Place, int] = {}
-    born: dict[Place, int] = {}
-    last_read: dict[Place, int] = {}
+    storages = _storages(nodes)
+    sizes: dict[Storage, int] = {}
+    born: dict[Storage, int] = {}
+    last_read: dict[Storage, int] = {}
     extra: dict[int, int] = {}
     end = len(nodes)
     for step, node in enumerate(nodes):
         for argument in node.all_input_nodes:
-            for place in places[argument]:
-                last_read[place] = end if node.op == "output" else step
+            for storage in storages[argument]:
+                last_read[storage] = end if node.op == "output" else step
         if node.op == "output":
             continue
         if node.op == "call_module":
@@ -106,11 +106,13 @@ def peak_of_graph(graph: GraphModule) -> int:
         elif node.op == "call_function":
             args = map_arg(node.args, lambda argument: argument.meta.get("val"))
             extra[step] = inside_bytes(node.target, args, node.meta.get("val"))
-        for place in places[node]:
-            born.setdefault(place, -1 if node.op in ("placeholder", "get_attr") else step)
-            last_read.setdefault(place, step)
+        for storage in storages[node]:
+            born.setdefault(storage, -1 if node.op in ("placeholder", "get_attr") else step)
+            last_read.setdefault(storage, step)
         sizes.update(((node, i), storage_bytes(tensor)) for i, tensor in enumerate(tensors_in(node.meta.get("val"))))
-    lives = [(sizes.get(place, 0), start, end if start < 0 else last_read[place]) for place, start in born.items()]
+    lives = [
+        (sizes.get(storage, 0), start, end if start < 0 else last_read[storage]) for storage, start in born.items()
+    ]
     lives += [(size, step, step) for step, size in extra.items()]
     return most_at_once(lives, end)
 
@@ -147,31 +149,31 @@ def _allocated(tensor: Tensor) -> int:
     return int(tensor.untyped_storage().nbytes()) if tensor.layout is torch.strided else bytes_of(tensor)
 
 
-def _places(nodes: Sequence[Node]) -> dict[Node, list[Place]]:
+def _storages(nodes: Sequence[Node]) -> dict[Node, list[Storage]]:
     """The storages of each node's value: its own, or its base's if it is a view or one of another node's results."""
-    places: dict[Node, list[Place]] = {}
+    storages: dict[Node, list[Storage]] = {}
     for node in nodes:
         inputs = node.all_input_nodes
         if node.target is operator.getitem and inputs:
-            of_producer, part = places[inputs[0]], node.args[1]
+            of_producer, part = storages[inputs[0]], node.args[1]
             own = of_producer[part : part + 1] if isinstance(part, int) and part >= 0 else []
-            places[node] = own or of_producer[:1]
+            storages[node] = own or of_producer[:1]
         elif ops.is_view(node.target) and inputs:
-            places[node] = places[inputs[0]][:1]
+            storages[node] = storages[inputs[0]][:1]
         else:
             results = max(1, sum(1 for _ in tensors_in(node.meta.get("val"))))
-            places[node] = [(node, i) for i in range(results)]
-    inside = _buffers_of_pieces(nodes, places)
-    return {node: [inside.get(place, place) for place in lies_in] for node, lies_in in places.items()}
+            storages[node] = [(node, i) for i in range(results)]
+    inside = _buffers_of_pieces(nodes, storages)
+    return {node: [inside.get(storage, storage) for storage in lies_in] for node, lies_in in storages.items()}
 
 
-def _buffers_of_pieces(nodes: Sequence[Node], places: Mapping[Node, Sequence[Place]]) -> dict[Place, Place]:
+def _buffers_of_pieces(nodes: Sequence[Node], storages: Mapping[Node, Sequence[Storage]]) -> dict[Storage, Storage]:
     """For each piece of an ``assemble``, the buffer it is written into: the outermost one if buffers are nested."""
-    inside: dict[Place, Place] = {}
+    inside: dict[Storage, Storage] = {}
     for node in reversed(nodes):
         if node.target is torch.ops.fuse.assemble.default:
             for piece in node.all_input_nodes:
-                inside.update(dict.fromkeys(places[piece], inside.get((node, 0), (node, 0))))
+                inside.update(dict.fromkeys(storages[piece], inside.get((node, 0), (node, 0))))
     return inside
 
 

@@ -30,7 +30,7 @@ HEADER = 20.0
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PlacedPart:
     """A part with its size and, for a box, its placed contents; positions are relative to the box around it."""
 
     part: int | Box
@@ -38,7 +38,7 @@ class _Placed:
     y: float
     width: float
     height: float
-    inside: tuple[_Placed, ...] = ()
+    inside: tuple[_PlacedPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,35 +74,35 @@ def svg(before: Sketch, after: Sketch, titles: tuple[str, str]) -> str:
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>', *lines, "</svg>"])
 
 
-def _layout(parts: tuple[int | Box, ...], sketch: Sketch) -> tuple[tuple[_Placed, ...], float, float]:
+def _layout(parts: tuple[int | Box, ...], sketch: Sketch) -> tuple[tuple[_PlacedPart, ...], float, float]:
     """The parts of one level in rows, with the width and height of them all."""
-    rows: dict[int, list[_Placed]] = {}
+    rows: dict[int, list[_PlacedPart]] = {}
     for part, row in zip(parts, _rows(parts, sketch.arrows), strict=True):
         rows.setdefault(row, []).append(_sized(part, sketch))
-    placed: list[_Placed] = []
+    placed: list[_PlacedPart] = []
     widths = {row: sum(item.width + GAP for item in items) - GAP for row, items in rows.items()}
     whole = max(widths.values(), default=0.0)
     y = 0.0
     for row, items in sorted(rows.items()):
         x = (whole - widths[row]) / 2
         for item in items:
-            placed.append(_Placed(item.part, x, y, item.width, item.height, item.inside))
+            placed.append(_PlacedPart(item.part, x, y, item.width, item.height, item.inside))
             x += item.width + GAP
         y += max(item.height for item in items) + GAP
     return tuple(placed), whole, max(y - GAP, 0.0)
 
 
-def _sized(part: int | Box, sketch: Sketch) -> _Placed:
+def _sized(part: int | Box, sketch: Sketch) -> _PlacedPart:
     """A part with its size, not yet in its place."""
     if isinstance(part, int):
         mark = sketch.marks[part]
         longest = max(len(line) for line in _lines(mark))
-        return _Placed(
+        return _PlacedPart(
             part, 0, 0, LETTER_WIDTH * longest + PADDING, VIEW_HEIGHT if mark.kind == "view" else MARK_HEIGHT
         )
     inside, width, height = _layout(part.parts, sketch)
     width = max(width, LETTER_WIDTH * len(part.label))
-    return _Placed(part, 0, 0, width + 2 * PADDING, height + HEADER + 2 * PADDING, inside)
+    return _PlacedPart(part, 0, 0, width + 2 * PADDING, height + HEADER + 2 * PADDING, inside)
 
 
 def _rows(parts: tuple[int | Box, ...], arrows: tuple[Arrow, ...]) -> list[int]:
@@ -124,7 +124,7 @@ def _lines(mark: Mark) -> list[str]:
 
 
 def _shapes(
-    placed: Iterable[_Placed], sketch: Sketch, left: float, top: float, anchors: dict[int, _Anchor]
+    placed: Iterable[_PlacedPart], sketch: Sketch, left: float, top: float, anchors: dict[int, _Anchor]
 ) -> Iterator[str]:
     """Rectangles and text; adds the position of every mark to ``anchors``, for the arrows."""
     for item in placed:

@@ -243,7 +243,7 @@ def show(
     before = (eager.forward, eager.backward) if eager else (graph, None)
     if not graph.meta["signature"].eagers:
         before = _as_eager(model, args, kwargs or {}, train)
-    half = _Half(graph, before[0], profile, passes, fuel, seconds, record)
+    forward = _GraphReport(graph, before[0], profile, passes, fuel, seconds, record)
     backward: Report | None = None
     memory: StepMemory | None = None
     optimizer: Mapping[str, Mapping[str, int]] = {}
@@ -253,10 +253,10 @@ def show(
         given = settle(graph, joint.backward, joint.given)
         placeholders = joint.backward.graph.find_nodes(op="placeholder")
         saved = [node for node, what in zip(placeholders, given, strict=True) if what.kind == "saved"]
-        other = _Half(joint.backward, before[1], profile, passes, fuel, 0.0, record)
+        other = _GraphReport(joint.backward, before[1], profile, passes, fuel, 0.0, record)
         backward = other.report(f"{name}, backward", device)
-        memory = step_memory(half.dispatches + other.dispatches, graph, joint.backward, saved)
-    report = replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
+        memory = step_memory(forward.dispatches + other.dispatches, graph, joint.backward, saved)
+    report = replace(forward.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
     if given_host_values(args, kwargs or {}):
         from fuse.report.host_stage import host_stage
 
@@ -265,7 +265,7 @@ def show(
         from fuse.report.measured import measure as timed
 
         assert report.record is not None
-        measured, with_times = timed(model, args, kwargs or {}, report.record, half.dispatches, passes)
+        measured, with_times = timed(model, args, kwargs or {}, report.record, forward.dispatches, passes)
         report = replace(report, measured=measured, record=with_times)
     if against:
         from fuse.report.against import compiled
@@ -307,8 +307,8 @@ def _report_of_eager(
 ) -> Report:
     """The report of a call that runs eager, equal before and after."""
 
-    def unchanged(half: GraphModule, label: str) -> Report:
-        report = _Half(half, half, profile, passes, 0, 0.0, record).report(label, profile.name)
+    def unchanged(graph: GraphModule, label: str) -> Report:
+        report = _GraphReport(graph, graph, profile, passes, 0, 0.0, record).report(label, profile.name)
         lines = tuple(replace(line, after=line.before) for line in report.lines)
         return replace(report, after=report.before, lines=lines)
 
@@ -325,7 +325,7 @@ def _trained(joint: Joint) -> list[torch.dtype]:
     return [node.meta["val"].dtype for spec, node, place in reached if spec.kind == "parameter" and place is not None]
 
 
-class _Half:
+class _GraphReport:
     """A captured graph during the passes, forward or backward; ``eager`` is the graph of eager's run."""
 
     def __init__(

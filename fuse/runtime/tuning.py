@@ -26,7 +26,7 @@ SECONDS = 0.3
 """Seconds after which no further round begins, except for the first ``FEWEST_ROUNDS``."""
 FEWEST_ROUNDS = 3
 CLEARLY = 0.97
-"""A clearly shorter time is less than this part of another: 3 % is the usual noise of the best of several runs."""
+"""A time is clearly shorter than another if it is less than this part of it."""
 
 _SUFFIX = ".txt"
 _known: dict[str, str] = {}

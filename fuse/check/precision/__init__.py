@@ -1,1 +1,1 @@
-"""Errors of narrow dtypes, operator by operator: what they are, where they begin, and what has to stay in float32."""
+"""Errors of narrow dtypes, operator by operator: their size, their origin, and the operators to keep in float32."""

@@ -30,16 +30,29 @@ from fuse.graph.signature import Layout, Signature
 aten = torch.ops.aten
 
 Execute = Callable[[Node, tuple[Any, ...], dict[str, Any]], Any]
-"""Runs a node as the device under test would."""
+"""A function that runs a node like the device under test."""
 
 SLACK = 2.0
-"""A kernel may err by this much of what its operators err by, one by one."""
+"""Allowed error of a kernel, relative to the error of its operators run one by one."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One result of one operator. ``isolated`` is None for what is given or drawn; ``allowed`` is the relative error
-    that its dtype explains, and ``beyond`` says that the operator alone errs by more. ``note`` says what is unusual."""
+    """One result of one operator.
+
+    Attributes:
+        name: name of the node.
+        op: the operator, or ``input``.
+        source: the user's line.
+        dtype: dtype of the result.
+        shape: shape of the result.
+        propagated: errors in the run of the whole graph.
+        isolated: errors of the operator alone, on rounded exact operands; None for inputs and random numbers.
+        allowed: relative error that the dtype explains for the operator alone.
+        range: magnitudes, overflows and underflows.
+        beyond: whether the operator alone has a larger error than allowed.
+        note: a remark, such as ``drawn`` or ``cast from float32``.
+    """
 
     name: str
     op: str
@@ -56,7 +69,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Chain:
-    """All operators of one graph in the order in which they run, and its results: as they are, and exact."""
+    """All operators of a graph in order, its results, and its exact results in float64."""
 
     operators: tuple[Operator, ...]
     results: tuple[Tensor, ...]
@@ -64,7 +77,7 @@ class Chain:
 
     @property
     def first_beyond(self) -> Operator | None:
-        """The first operator that by itself errs by more than its dtype explains."""
+        """The first operator whose own error is larger than its dtype explains."""
         return next((one for one in self.operators if one.beyond), None)
 
     @property
@@ -73,7 +86,7 @@ class Chain:
 
     @property
     def result(self) -> Errors:
-        """The errors of the result that is farthest off."""
+        """The errors of the result with the largest relative error."""
         found = [errors(mine, truth) for mine, truth in zip(self.results, self.exact, strict=True)]
         return max(found, key=lambda one: one.relative, default=Errors(0.0, 0.0, 0.0, 1.0))
 
@@ -165,7 +178,7 @@ class _Runner:
         return node.target(*args, **kwargs)
 
     def _exact(self, node: Node, args: Any, kwargs: Any, narrow: Any) -> Any:
-        """The node's value in float64; None where float64 means something else (bit patterns), or is not there."""
+        """The node's value in float64; None if there is none, or if its shape depends on the dtype (bit patterns)."""
         try:
             if node.op == "call_module":
                 target = str(node.target)
@@ -174,7 +187,7 @@ class _Runner:
                 found = self.wide_modules[target](*args, **kwargs)
             else:
                 found = wide_call(node.target, args, kwargs)
-        except (RuntimeError, NotImplementedError, TypeError):  # what float64 has not, has no float64 value
+        except (RuntimeError, NotImplementedError, TypeError):  # the operator does not support float64
             return None
         mine, theirs = _tensors(narrow), _tensors(found)
         return found if [t.shape for t in mine] == [t.shape for t in theirs] else None
@@ -217,7 +230,7 @@ class _Runner:
     def _allowed(
         self, node: Node, rounded: Mapping[Node, Any], alone: Tensor, truth: Tensor, index: int
     ) -> tuple[float, str]:
-        """The Euclidean norm of the error that is to be expected, and a note."""
+        """The Euclidean norm of the expected error, and a note."""
         operands = [t for value in rounded.values() for t in _tensors(value)]
         dtype = alone.dtype
         if node.op == "call_module":
@@ -280,14 +293,14 @@ class _Runner:
 
 
 def _part(value: Tensor, view: Layout | None) -> Tensor:
-    """What of a value the caller receives."""
+    """The view of a value that the caller receives."""
     if view is None:
         return value
     return value.as_strided(view.size, view.stride, value.storage_offset() + view.offset)
 
 
 def _error_norm(found: Errors, size: float, value: Tensor, truth: Tensor) -> float:
-    """The Euclidean norm of an error; of integers, how many differ."""
+    """The Euclidean norm of an error."""
     if found.relative == 0:
         return 0.0
     if not size:
@@ -309,7 +322,7 @@ def _last_uses(graph: GraphModule) -> dict[Node, list[Node]]:
 
 
 def _rounded(value: Any, node: Node) -> Any:
-    """An exact value in the dtypes that the node has in the graph."""
+    """An exact value converted to the dtypes of the node in the graph."""
     return _cast(value, node.meta["val"])
 
 
@@ -330,7 +343,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _used_results(node: Node) -> set[int] | None:
-    """Which of several results are read; None where that cannot be told."""
+    """The positions of results that are read; None if that is unknown."""
     if isinstance(node.meta.get("val"), Tensor) or not all(user.target is operator.getitem for user in node.users):
         return None
     return {user.args[1] for user in node.users if isinstance(user.args[1], int) and user.users}
@@ -341,7 +354,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _draws(graph: GraphModule, node: Node) -> bool:
-    """Whether a node, or what it calls, draws random numbers."""
+    """Whether a node, or the module that it calls, draws random numbers."""
     if node.op == "call_module":
         parts = graph.get_submodule(str(node.target)).modules()
         inner = [one for part in parts if isinstance(part, GraphModule) for one in part.graph.nodes]
@@ -350,7 +363,7 @@ def _draws(graph: GraphModule, node: Node) -> bool:
 
 
 def _is_given(argument: Any) -> bool:
-    """Whether an argument is an input of the graph in float32, seen through views: what is cast to run narrow."""
+    """Whether an argument is an input of the graph or a view of one, whose cast makes the model run in the dtype."""
     while isinstance(argument, Node) and argument.op == "call_function" and _is_view(argument):
         argument = argument.args[0]
     return isinstance(argument, Node) and argument.op == "placeholder"

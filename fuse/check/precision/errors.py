@@ -1,4 +1,4 @@
-"""How far one tensor is from its float64 value: the measures that accuracy tools print.
+"""Errors of a tensor against its float64 value, in the measures that accuracy tools print.
 
     relative     ||x - exact|| / ||exact||          Euclidean norms; SQNR = -20 log10 of it, in decibels
     max_abs      the largest |x - exact|
@@ -32,7 +32,7 @@ class Errors:
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantisation noise, in decibels; infinite where nothing differs.
+        """Signal-to-quantisation-noise ratio in decibels; infinite if there is no difference.
 
         >>> Errors(0.01, 0.1, 2.0, 1.0).sqnr
         40.0
@@ -44,10 +44,10 @@ class Errors:
 
 @dataclass(frozen=True)
 class Range:
-    """What the values of a tensor are, and what became of them in the narrow dtype.
+    """The range of a tensor's values, and values that the narrow dtype cannot represent.
 
-    ``smallest`` and ``largest`` are magnitudes of the float64 values (the smallest but zero). ``overflows`` are finite
-    values that became infinite, ``underflows`` values that became zero, ``nans`` numbers that became none.
+    ``smallest`` and ``largest`` are the least non-zero and the largest magnitude of the float64 values. ``overflows``
+    counts finite values that became infinite, ``underflows`` non-zero values that became zero, ``nans`` new NaNs.
     """
 
     smallest: float
@@ -87,7 +87,7 @@ def errors(value: Tensor, exact: Tensor) -> Errors:
 
 
 def range_of(value: Tensor, exact: Tensor) -> Range:
-    """Overflows and the like of ``value`` against ``exact``.
+    """The range of ``exact``, and overflows, underflows and NaNs in ``value``.
 
     >>> range_of(torch.tensor([torch.inf, 0.0]), torch.tensor([1e39, 1e-50], dtype=torch.float64))
     Range(smallest=1e-50, largest=1e+39, overflows=1, underflows=1, nans=0)
@@ -120,7 +120,8 @@ def last_places(exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class PrecisionTarget:
-    """What a result has to reach: ``sqnr>=40`` (decibels), ``cosine>=0.999``, ``relative<=0.01``, ``max_abs<=0.1``."""
+    """The required accuracy of a result: ``sqnr>=40`` (decibels), ``cosine>=0.999``, ``relative<=0.01``,
+    ``max_abs<=0.1``."""
 
     measure: str
     bound: float

@@ -37,7 +37,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def wide(value: Any) -> Any:
-    """Tensors in float64, the rest as it is; strides stay.
+    """Floating-point tensors in float64 with the same strides; other values unchanged.
 
     >>> wide([torch.ones(2), 3])
     [tensor([1., 1.], dtype=torch.float64), 3]
@@ -50,13 +50,13 @@ def wide(value: Any) -> Any:
 
 
 def wide_call(target: Any, args: Any, kwargs: Any) -> Any:
-    """``target(*args, **kwargs)`` for operands that are float64, with dtypes among the arguments widened."""
+    """``target(*args, **kwargs)`` for float64 operands, with dtypes among the arguments widened."""
     args, kwargs = _wide_arguments(target, args, kwargs)
     return target(*args, **kwargs)
 
 
 def wide_module(module: nn.Module) -> nn.Module:
-    """A region or a loop that computes in float64."""
+    """A copy of a region or loop that computes in float64."""
     if isinstance(module, (Loop, LoopWithEnds)):
         inside = wide_module(module.inside)
         assert isinstance(inside, GraphModule)

@@ -1,4 +1,4 @@
-"""How large the error of one operator may be, by its result's dtype and what it sums.
+"""The expected error of one operator, from its result's dtype and the number of terms that it sums.
 
     ||y - exact||  <=  roundings * u * ||exact||  +  4 sqrt(K) u32 * scale  +  what is below the smallest number
 
@@ -23,14 +23,14 @@ from fuse import ops
 aten = torch.ops.aten
 
 ONE_ROUNDING = 1.25
-"""Allowed roundings of an operator that computes in a wider dtype than its result's, and some slack."""
+"""Allowed roundings of an operator that computes in a wider dtype than its result's: one, and a quarter for slack."""
 
 IN_ITS_OWN_DTYPE = 8.0
 """Allowed roundings of an operator that computes in its result's dtype (float32)."""
 
 
 _NORMALISED = frozenset([aten._softmax.default, aten._log_softmax.default, aten.logsumexp.default])
-"""Operators that sum exponentials of differences: what is below exp(-100) is lost in any dtype, and costs nothing."""
+"""Operators that sum exponentials of differences: terms below exp(-100) are lost in any dtype, without an error."""
 
 
 def expected_error(target: Any, operands: Sequence[Tensor], exact: Tensor, dtype: torch.dtype) -> float:
@@ -52,7 +52,7 @@ def expected_error(target: Any, operands: Sequence[Tensor], exact: Tensor, dtype
 
 
 def _summed(target: Any, operands: Sequence[Tensor], exact: Tensor) -> float:
-    """``4 sqrt(K) * scale`` of an operator that sums; 0 for the others."""
+    """``4 sqrt(K) * scale`` for an operator that sums K terms; 0 for other operators."""
     kind = ops.kind(target) if isinstance(target, OpOverload) else "other"
     floats = [t for t in operands if t.is_floating_point() and t.numel()]
     if not floats or kind in ("pointwise", "movement", "random", "view"):

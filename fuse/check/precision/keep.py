@@ -1,11 +1,11 @@
 """Find a small set of operators that have to stay in float32, so that a result reaches its target.
 
-    each operator kept by itself   -> how much nearer the result comes: the order
-    the first n in that order      -> the smallest n that meets the target
-    without one of them, in turn   -> left out where the target is still met, until none can be
+    1. keep each operator alone, and order operators by the error that is left
+    2. keep the first n in that order, with the smallest n that meets the target
+    3. remove one operator after another, as long as the target is still met
 
-Every trial is a run of the model as it is, against its result in float64. An operator is one function at one line of
-the user's: ``model.py:41:softmax``.
+Each trial runs the eager model in the narrow dtype and compares its result with float64. An operator is a function on a
+line of the user's code: ``model.py:41:softmax``.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.module import compile as fuse_compile
 
 TRIES = 3
-"""How often a stricter target is tried where a fused run, which rounds otherwise, misses the one asked for."""
+"""Most searches, each with a stricter target than the last, if the fused run misses the requested target."""
 
 TIMED_SECONDS = 1.0
-"""How long the two programs are timed."""
+"""Seconds for which the two programs are timed."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs: predicted launches and bytes, and the least milliseconds that the fused program took."""
+    """The costs of a call: predicted launches and bytes, and the least measured milliseconds of the fused program."""
 
     launches: int
     bytes: int
@@ -51,9 +51,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to keep in float32. ``precision`` is None where even all operators together miss the target, for
-    ``reason``. ``before`` and ``after`` are errors of the result with nothing kept and with this, ``confirmed`` those
-    of a fused run of it; ``trials`` is how many runs it took."""
+    """The operators to keep in float32.
+
+    Attributes:
+        precision: the recommendation; None if no set of operators meets the target.
+        before: errors of the result with no operator in float32.
+        after: errors with the recommended operators in float32; with all of them if there is no recommendation.
+        confirmed: errors of a fused run with the recommendation.
+        plain: costs of a fused call with no operator in float32.
+        kept: costs of a fused call with the recommendation.
+        trials: number of runs of the search.
+        reason: why there is no recommendation.
+    """
 
     precision: Precision | None
     before: Errors
@@ -66,7 +75,7 @@ class Recommendation:
 
     @property
     def code(self) -> str:
-        """The code to write, one operator a line."""
+        """The call of ``fuse.compile`` with this recommendation, one operator per line."""
         if self.precision is None:
             return ""
         if not self.precision.keep:
@@ -117,7 +126,7 @@ def recommend(
 
 
 def _smallest(sites: Sequence[str], trial: _Trials, target: PrecisionTarget) -> tuple[str, ...] | None:
-    """The operators to keep, in the order in which they run; None where keeping all is not enough."""
+    """A small set of operators to keep, in the order in which they run; None if all of them miss the target."""
     if target.met(trial(())):
         return ()
     if not target.met(trial(tuple(sites))):
@@ -129,7 +138,7 @@ def _smallest(sites: Sequence[str], trial: _Trials, target: PrecisionTarget) -> 
 
 
 def _pruned(sites: Sequence[str], meets: Callable[[tuple[str, ...]], bool]) -> tuple[str, ...]:
-    """``sites`` without those that are not needed: removing any one of what is left misses the target."""
+    """A subset of ``sites`` from which no single operator can be removed without missing the target."""
     kept = tuple(sites)
     shrunk = True
     while shrunk:
@@ -153,7 +162,7 @@ class _Trials:
 
 
 def _trials(call: CheckCall, dtype: str, seed: int) -> tuple[_Trials, list[str]]:
-    """Errors of the result for operators kept, and which operators there are."""
+    """A function from kept operators to errors of the result; and all operators of the model."""
     watch = Watch()
     draws = RecordedDraws()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -191,14 +200,14 @@ def _exact(call: CheckCall, draws: RecordedDraws, seed: int) -> dict[str, Any]:
 
 
 def _worst(results: Mapping[str, Any], exact: Mapping[str, Any]) -> Errors:
-    """Errors of the result that is farthest off."""
+    """Errors of the result with the largest relative error."""
     pairs = [(mine, exact.get(name)) for name, mine in results.items() if isinstance(mine, Tensor)]
     found = [errors(mine, truth) for mine, truth in pairs if isinstance(truth, Tensor)]
     return max(found, key=lambda one: one.relative, default=Errors(0.0, 0.0, 0.0, 1.0))
 
 
 def _fused(call: CheckCall, precision: Precision, passes: Sequence[str] | None, seed: int) -> Errors:
-    """Errors of the result of a fused run, with what eager draws."""
+    """Errors of the result of a fused run, against float64 with the same random draws."""
     draws = RecordedDraws()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -211,7 +220,7 @@ def _fused(call: CheckCall, precision: Precision, passes: Sequence[str] | None, 
 
 
 def _costs(call: CheckCall, precision: Precision, passes: Sequence[str] | None) -> tuple[Cost, Cost]:
-    """With nothing kept, and as recommended."""
+    """The costs with no operator in float32, and with the recommendation."""
     runs = []
     choices = [Precision(precision.dtype), precision] if precision.keep else [precision]
     for one in choices:
@@ -232,7 +241,7 @@ def _counted(call: CheckCall, precision: Precision, passes: Sequence[str] | None
 
 
 def _timed(runs: Sequence[Callable[[], Any]]) -> list[float]:
-    """The least milliseconds of each, run in turn: another program's load only adds to a time."""
+    """The least milliseconds of each, run in turn. The least is taken because other load only adds to a time."""
     for run in runs:
         run()
     least = [math.inf] * len(runs)

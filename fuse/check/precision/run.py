@@ -1,4 +1,4 @@
-"""Measure a model in a narrow dtype: its eager graph and its fused one, and what to say of them."""
+"""Measure a model in a narrow dtype: the errors of its eager graph and of its fused graph."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def chains(
 
 
 def inputs_of(graph: GraphModule, call: CheckCall) -> list[Tensor]:
-    """The tensors that a captured graph of ``call`` is called with."""
+    """The tensors of the placeholders of a graph captured from ``call``."""
     signature: Signature = graph.meta["signature"]
     leaves = pytree.tree_leaves((call.args, call.kwargs))
     carry = carried(call.model, signature.mutated, leaves, None)

@@ -1,4 +1,4 @@
-"""``fuse precision``: what is wrong in a narrow dtype, where it begins, and what to keep in float32."""
+"""``fuse precision``: errors in a narrow dtype, the operator where they begin, and the operators to keep in float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fuse.graph.precision import Precision
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """What :func:`precision` found: the operators of both graphs, and what to keep in float32.
+    """The result of :func:`precision`: the operators of both graphs, and the operators to keep in float32.
 
     ``fused`` are the operators after the passes, run as generated kernels.
     """
