@@ -1,10 +1,10 @@
-// How many threads a kernel is given, learned from how long kernels take.
+// The number of threads for each kernel, chosen from measured times of kernels.
 //
-//     all threads  --they take longer than half of them would-->  half, a quarter, ... one  --a while later-->  twice as many
+//     all threads  --slower than half of them would be-->  half, a quarter, ... one  --after a pause-->  twice as many
 //
-// Threads that share out a kernel wait for each other. Where other processes want the processors too, one of them often does not
-// run, and all wait for its next time slice. What fewer threads take is measured while there are fewer; more are tried again
-// after a pause that doubles each time. Results do not depend on the number of threads.
+// The threads of a kernel wait for each other. If other processes use the processors too, one of the threads often does not run,
+// and the others wait for its next time slice. The time with fewer threads is measured while there are fewer. More threads are
+// tried after a pause, which doubles each time. Results do not depend on the number of threads.
 
 #include <cstdint>
 #include <ctime>
@@ -17,8 +17,8 @@
 
 namespace {
 
-// Shared by all calls of the process, which may run at the same time: each number is read and written whole, and of two that
-// write at once one is forgotten.
+// A number shared by all calls of the process, which may run at the same time. Reads and writes are atomic; of two updates at
+// the same time one may be lost.
 template <typename Number>
 struct Shared {
     Number value;
@@ -31,12 +31,15 @@ struct Shared {
     void operator=(Number next) { __atomic_store(&value, &next, __ATOMIC_RELAXED); }
 };
 
-constexpr double GRACE = 200e3;         // nanoseconds that a kernel may be late, whatever it takes: threads have to wake
-constexpr double START = 1e6;           // what may be lost by more threads before anything was gained by them
-constexpr double MOST = 10e6;           // what may be lost at most
+// All in nanoseconds.
+constexpr double GRACE = 200e3;         // a loss of one kernel that does not count: threads have to wake
+constexpr double START = 1e6;           // credit at the start: the time that all threads may lose before they gained any
+constexpr double MOST = 10e6;           // the largest credit
 constexpr int64_t SHORTEST = 20000000;  // the first pause
 constexpr int64_t LONGEST = 1000000000;
-constexpr double HALF = 2, LEAST = 1.5, WORST = 8;  // times longer that half as many threads are expected to take
+
+// Time of a kernel with half of the threads, relative to all: expected, and the limits of the measured factor.
+constexpr double HALF = 2, LEAST = 1.5, WORST = 8;
 
 int64_t nanoseconds() {
     timespec now;
@@ -52,26 +55,26 @@ int64_t processors() {
     return INT32_MAX;
 }
 
-// What is known of the time of one kernel in one place of a program.
+// The least time of one kernel launch of a program.
 struct Least {
-    int64_t nanoseconds;  // with all threads, at best; -1: it is not shared out
+    int64_t nanoseconds;  // with all `threads`; -1: the kernel runs on one thread
     int64_t threads;
 };
 
-// Threads for one kernel: so many of all that it may have, which are halved so often.
+// The threads for one run of a kernel: `members` of the `all` that it may use, which is `all` halved `halvings` times.
 struct Turn {
     int64_t all, members, halvings;
 };
 
 class Crowd {
   public:
-    // The threads for a kernel that begins now, shared out to at most `allowed`.
+    // The threads for a kernel that begins now and may use `allowed`.
     Turn begin(int64_t now, int64_t allowed) {
         const int64_t level = level_at(now, allowed), all = allowed < available ? allowed : int64_t(available);
         return {all, all >> level ? all >> level : 1, level};
     }
 
-    // What is learned from a kernel that took `elapsed` and ended now.
+    // Account for a kernel that took `elapsed` and ended now.
     void end(int64_t now, int64_t elapsed, Turn turn, Least &least) {
         if (turn.all == 1) return;
         if (turn.halvings == 0) {
@@ -79,7 +82,7 @@ class Crowd {
             if (!is_known || elapsed < least.nanoseconds) {
                 least = {elapsed, turn.all};
             } else {
-                least.nanoseconds += (elapsed - least.nanoseconds) / 64;  // at best it may have met its data in a cache
+                least.nanoseconds += (elapsed - least.nanoseconds) / 64;  // the least time may have had its data in a cache
             }
             if (!is_known) return;
         }
@@ -90,7 +93,7 @@ class Crowd {
     Shared<int64_t> available{0}, halvings{0}, until{0}, pause{SHORTEST};
     Shared<double> credit{START}, slower{HALF}, expected{0}, spent{0};
 
-    // How often the threads are halved.
+    // How often the threads are halved now; one time fewer once the pause is over.
     int64_t level_at(int64_t now, int64_t allowed) {
         const int64_t level = halvings;
         if ((level == 0 && allowed <= available) || now < until) return level;
@@ -112,7 +115,7 @@ class Crowd {
         spent = 0;
     }
 
-    // `usual` is what the kernel takes at best with so many members.
+    // Update the credit. `usual` is the expected time of the kernel with as many members on idle processors.
     void took(int64_t now, double elapsed, double usual, Turn turn) {
         if (turn.halvings) {
             expected = expected + usual / 2;

@@ -1,10 +1,10 @@
-// Walks the steps of one captured graph: the native half of a fused program.
+// Runs the steps of one captured graph: the native part of a fused program.
 //
-// The program is data. Python lays out three tables of 64-bit integers once (steps, arguments, details) and passes, at each call, the
-// first byte of every buffer ("bases"). A step names what to call and where its arguments lie; nothing here knows a model.
+// The program is data. Python builds three tables of 64-bit integers once (steps, arguments, details), and passes the address of
+// each buffer ("bases") at each call. A step names a function and the addresses of its arguments; no code here depends on a model.
 //
-// Launches are counted here, where the calls are made, and returned: generated kernels and copies in the low half, library
-// products in the high half.
+// Launches are counted where they are made, and returned: generated kernels and copies in the low 32 bits, library products in
+// the high 32 bits.
 
 #include <cstdint>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 
 struct Argument {
     int64_t base;    // index into the bases of this call
-    int64_t offset;  // bytes from there
+    int64_t offset;  // bytes from the base
 };
 
 struct Step {
@@ -22,14 +22,15 @@ struct Step {
     int64_t arguments;  // index of the first of its arguments
     int64_t count;      // number of arguments
     int64_t detail;     // index of the first of its details
-    Least least;        // of a kernel that threads share out
+    Least least;        // the least time of a kernel on several threads
 };
 
 enum StepKind : int64_t { KERNEL = 0, COPY = 1, PRODUCT_F32 = 2, PRODUCT_F64 = 3, BATCH_F32 = 4, BATCH_F64 = 5 };
 
 // Details of a kernel: its sizes.
 //
-// Details of a copy, arguments (to, from): rank and element size, then for every dimension its size and two strides in bytes.
+// Details of a copy with arguments (to, from): rank, element size in bytes, and for each dimension its size and both strides in
+// bytes.
 struct CopyDimension {
     int64_t size, to, from;
 };
@@ -39,8 +40,9 @@ struct CopyDetail {
     CopyDimension dimensions[1];
 };
 
-// Details of a product C = alpha A B + beta C of row-major matrices, which column-major BLAS sees transposed: its first operand
-// is our B. Arguments (C, A, B), and the bias, copied into C beforehand, when `bias` is the distance of the copy's details.
+// Details of a product C = alpha A B + beta C of row-major matrices. Column-major BLAS sees them transposed, so its first operand
+// is B. Arguments are (C, A, B) and the bias, if any, which is copied into C first; `bias` is then the offset of the details of
+// that copy.
 struct ProductDetail {
     int64_t m, n, k, transpose_a, transpose_b, lda, ldb, ldc;
     double alpha, beta;
@@ -52,7 +54,7 @@ struct Program {
     Step *steps;
     const Argument *arguments;
     const int64_t *details;
-    int64_t workspace;  // the base whose first bytes are scratch for resolved pointers
+    int64_t workspace;  // the base whose first bytes hold the pointers of the current step
 };
 
 using Kernel = int (*)(char *const *);
@@ -64,7 +66,7 @@ int run_kernel(Step &step, char *const *pointers) {
     if (allowed > 1) {
         const int64_t start = nanoseconds();
         const Turn turn = crowd.begin(start, allowed);
-        if (turn.members < allowed) omp_set_num_threads(turn.members);  // of this thread's kernels alone
+        if (turn.members < allowed) omp_set_num_threads(turn.members);  // for kernels of this thread only
         const int failed = kernel(pointers);
         if (turn.members < allowed) omp_set_num_threads(allowed);
         const int64_t end = nanoseconds();
@@ -95,7 +97,7 @@ void copy(char *to, const char *from, const CopyDimension *dimensions, int64_t r
             copy(to + i * outer.to, from + i * outer.from, dimensions + 1, rank - 1, item);
         }
     } else if (outer.to == item && outer.from == item) {
-        if (outer.size) memcpy(to, from, outer.size * item);  // no address belongs to no elements
+        if (outer.size) memcpy(to, from, outer.size * item);  // pointers to no elements may be null
     } else if (item == 4) {
         copy_row<uint32_t>(to, from, outer);
     } else if (item == 8) {
@@ -126,7 +128,7 @@ template <typename Real>
 void product(const Step &step, const int64_t *detail, char **pointers, bool grouped) {
     const ProductDetail &of = *reinterpret_cast<const ProductDetail *>(detail);
     const int m = of.m, n = of.n, k = of.k, lda = of.lda, ldb = of.ldb, ldc = of.ldc, batch = of.batch, one = 1;
-    const char a_form = of.transpose_a ? 'T' : 'N', b_form = of.transpose_b ? 'T' : 'N';
+    const char a_trans = of.transpose_a ? 'T' : 'N', b_trans = of.transpose_b ? 'T' : 'N';
     const Real alpha = of.alpha, beta = of.beta;
     char *c = pointers[0], *a = pointers[1], *b = pointers[2];
     if (of.bias) copy(c, pointers[3], detail + of.bias);
@@ -137,18 +139,18 @@ void product(const Step &step, const int64_t *detail, char **pointers, bool grou
             every_b[i] = b + i * of.b_stride;
             every_c[i] = c + i * of.c_stride;
         }
-        reinterpret_cast<GemmBatch<Real>>(step.function)(&b_form, &a_form, &n, &m, &k, &alpha, every_b, &ldb, every_a, &lda, &beta,
-                                                         every_c, &ldc, &one, &batch);
+        reinterpret_cast<GemmBatch<Real>>(step.function)(&b_trans, &a_trans, &n, &m, &k, &alpha, every_b, &ldb, every_a, &lda,
+                                                         &beta, every_c, &ldc, &one, &batch);
         return;
     }
     for (int64_t i = 0; i < batch; ++i) {
-        reinterpret_cast<Gemm<Real>>(step.function)(&b_form, &a_form, &n, &m, &k, &alpha, b + i * of.b_stride, &ldb,
+        reinterpret_cast<Gemm<Real>>(step.function)(&b_trans, &a_trans, &n, &m, &k, &alpha, b + i * of.b_stride, &ldb,
                                                     a + i * of.a_stride, &lda, &beta, c + i * of.c_stride, &ldc);
     }
 }
 
-// Runs steps [first, last) over the buffers at `bases`; returns the launches it made, kernels + (libraries << 32), or -1 when a
-// kernel found a position out of range and stopped.
+// Runs steps [first, last) on the buffers at `bases`. Returns the number of launches, kernels + (libraries << 32), or -1 if a
+// kernel found an index out of range and stopped.
 int64_t run(const Program *program, int64_t first, int64_t last, char *const *bases) {
     int64_t kernels = 0, libraries = 0;
     char **pointers = reinterpret_cast<char **>(bases[program->workspace]);
@@ -157,7 +159,7 @@ int64_t run(const Program *program, int64_t first, int64_t last, char *const *ba
         const int64_t *detail = program->details + step->detail;
         for (int64_t i = 0; i < step->count; ++i) pointers[i] = bases[argument[i].base] + argument[i].offset;
         switch (step->kind) {
-            case KERNEL:  // which finds its sizes, if it has any, behind its arguments
+            case KERNEL:  // the pointer after those of its arguments is that of its sizes
                 pointers[step->count] = reinterpret_cast<char *>(const_cast<int64_t *>(detail));
                 if (run_kernel(*step, pointers)) return -1;
                 ++kernels;
