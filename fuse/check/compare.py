@@ -112,8 +112,8 @@ def _floats(
     elif size is not None and not bool((error > (plain := unit * magnitude + tiny)).any()):
         allowed = plain
     else:
-        told = size() if size is not None else None
-        sizes = magnitude.max().expand_as(magnitude) if told is None else torch.maximum(told, magnitude)
+        terms = size() if size is not None else None
+        sizes = magnitude.max().expand_as(magnitude) if terms is None else torch.maximum(terms, magnitude)
         ratio = (own / sizes.clamp(min=tiny)).max()
         allowed = (2 * ratio + unit) * sizes + tiny
     wrong = error > allowed

@@ -101,7 +101,7 @@ class Verification:
             "near_misses": {"fired_and_right": self.near_fired, "declined": self.missed},
             "gradients": self.gradients,
             "kernels": self.kernels,
-            "domain": [{"calls": told, **asdict(one)} for told, one in self.domain.items()],
+            "domain": [{"calls": call_class, **asdict(one)} for call_class, one in self.domain.items()],
             "counterexample": None if wrong is None else {"sample": wrong.sample, "problem": wrong.problem},
         }
 
@@ -119,11 +119,13 @@ class Verification:
 
     def _domain(self) -> Iterator[str]:
         """The classes of calls that are declined, each with the reason, and the traits of the right ones."""
-        rows = [(told, f"declined, {one}") for told, one in self.domain.items() if one.outcome != "right"]
-        right = dict.fromkeys(self.particular[told] for told, one in self.domain.items() if one.outcome == "right")
+        rows = [(call_class, f"declined, {one}") for call_class, one in self.domain.items() if one.outcome != "right"]
+        right = dict.fromkeys(
+            self.particular[call_class] for call_class, one in self.domain.items() if one.outcome == "right"
+        )
         if right:
             rows.insert(0, (", ".join(right), "right"))
-        yield from (f"  calls        {told}: {outcome}" for told, outcome in rows)
+        yield from (f"  calls        {call_class}: {outcome}" for call_class, outcome in rows)
 
 
 def verify(pattern: Pattern, *, quick: bool = False) -> Verification:
@@ -149,10 +151,10 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
     reasons: list[str] = []
     usual: set[str] = set()
     for sample in samples(pattern, QUICK_SHAPES if quick else SHAPES):
-        told = class_of(sample.arguments(), sample.choices)
+        call_class = class_of(sample.arguments(), sample.choices)
         if sample.what == "as usual":
-            usual.add(told)
-        if quick and told not in usual and RIGHT in found.domain.values():
+            usual.add(call_class)
+        if quick and call_class not in usual and RIGHT in found.domain.values():
             continue
         try:
             tried = judged(pattern, bound(pattern, sample), sample.arguments(), constants(pattern))
@@ -165,10 +167,10 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
         found.fired += tried.fired
         found.declined += not tried.fired
         reasons += tried.reasons
-        if tried.trial is not None and found.domain.get(told, RIGHT) == RIGHT:
-            found.domain[told] = tried.trial
-            found.particular.setdefault(told, sample.what)
-        if tried.wrong and told not in usual:
+        if tried.trial is not None and found.domain.get(call_class, RIGHT) == RIGHT:
+            found.domain[call_class] = tried.trial
+            found.particular.setdefault(call_class, sample.what)
+        if tried.wrong and call_class not in usual:
             continue
         yield _counterexample(str(sample), tried)
         if tried.trial is not None and tried.trial.outcome == "raised":
@@ -371,8 +373,8 @@ def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Se
     return [found.get(place) for place in range(len(outputs_of(before.graph)))]
 
 
-def _counterexample(told: str, tried: Judged) -> Counterexample | None:
+def _counterexample(call_class: str, tried: Judged) -> Counterexample | None:
     """The fault of a call, or None; a call on which the replacement raises is declined, which is no fault."""
     if tried.trial is None or tried.trial.outcome != "wrong":
         return None
-    return Counterexample(told, tried.trial.reason)
+    return Counterexample(call_class, tried.trial.reason)

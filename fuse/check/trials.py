@@ -75,21 +75,21 @@ def gradient_trial(found: FoundMatch) -> Trial:
 
 def _known_or(found: FoundMatch, asked: str, find: Callable[[Pattern, Sequence[Any], Environment], Trial]) -> Trial:
     form, arguments = found.form, found.setting.arguments
-    told = class_of(arguments, form.choices, found.constants)
-    key = form.pattern, asked, told
+    call_class = class_of(arguments, form.choices, found.constants)
+    key = form.pattern, asked, call_class
     if key in _known:
         return _known[key]
     alike = _numbers.setdefault((form.pattern, asked, class_of(arguments, form.choices)), set())
-    if told not in alike and len(alike) >= MAX_NUMBERS:
+    if call_class not in alike and len(alike) >= MAX_NUMBERS:
         return Trial("not tried", f"{MAX_NUMBERS} calls that differ in numbers alone were tried")
-    alike.add(told)
-    if content := pattern_cache.find(form.pattern, asked, told):
+    alike.add(call_class)
+    if content := pattern_cache.find(form.pattern, asked, call_class):
         one = Trial(**json.loads(content))
     else:
         with _by_itself():
             one = find(form.pattern, arguments, Environment(found.constants, form.choices))
         pattern_cache.store(
-            json.dumps({"outcome": one.outcome, "reason": one.reason}).encode(), form.pattern, asked, told
+            json.dumps({"outcome": one.outcome, "reason": one.reason}).encode(), form.pattern, asked, call_class
         )
     _known[key] = one
     return one

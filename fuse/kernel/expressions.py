@@ -149,7 +149,7 @@ def operation(operator: str, *operands: Operand) -> Operation:
 
 
 def _typed(operator: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
-    """The operands as expressions of one dtype; an integer beside an index becomes an index.
+    """The operands as expressions of one dtype; an integer next to an index becomes an index.
 
     Raises:
         TypeError: there is no expression among them, or their dtypes differ.

@@ -77,8 +77,8 @@ class StepValues:
 class StepReader:
     """State while the nodes of a loop body are read in order: inputs, names and stages so far.
 
-    ``cut`` chooses the values that are stored. ``operands`` is the number of operands. ``is_reserved`` tells names that
-    the target reserves. ``factors`` are stored left operands of products, by the ``id`` of their value.
+    ``cut`` chooses the values that are stored. ``operands`` is the number of operands. ``is_reserved`` is true for
+    names that the target reserves. ``factors`` are stored left operands of products, by the ``id`` of their value.
     """
 
     spec: LoopSpec

@@ -54,7 +54,7 @@ def read_step(
     Args:
         loop: its body is a captured graph of one step.
         operands: the tensors that the loop is called with.
-        cut: which values are stored beside those that must be.
+        cut: which values are stored besides those that must be.
         packing: that of the target; results of products are padded to whole blocks.
         is_reserved: whether the target reserves a name.
 
@@ -143,4 +143,4 @@ def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
         bound = {**bound, "self": reader.keep(bound["self"], f"{plain_name(node.name)}_source")}
     result = scans.scan_of(Call(node.target, bound, node.meta["val"]))  # type: ignore[arg-type]  # FX types targets loosely
     kept = tuple(reader.keep(part, plain_name(node.name)) if part else None for part in parts_of(result))
-    return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]  # a result that stands alone is there
+    return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]  # a single result is always kept

@@ -23,9 +23,9 @@ Numbers = tuple[Any, ...]
 
 
 def spelled(
-    region: GraphModule, name_of: Callable[[Node], str], beside: Any = (), reals: bool = False
+    region: GraphModule, name_of: Callable[[Node], str], extra: Any = (), reals: bool = False
 ) -> tuple[str, Numbers]:
-    """A text of a region and of ``beside`` (tensors and numbers) without integers; and the integers in order.
+    """A text of a region and of ``extra`` (tensors and numbers) without integers; and the integers in order.
 
     With ``reals``, the floats among the arguments are taken out of the text too.
     """
@@ -48,15 +48,15 @@ def spelled(
         lines.append(
             f"{node.op} {name_of(node)} {node.target if node.op != 'placeholder' else ''} {args} {layouts} {source}"
         )
-    lines.append(_text_of(beside, numbers_of))
-    mapped(beside, take)
+    lines.append(_text_of(extra, numbers_of))
+    mapped(extra, take)
     return "\n".join(lines), tuple(numbers)
 
 
 def with_numbers(
-    region: GraphModule, numbers: Numbers, beside: Any = (), reals: bool = False
+    region: GraphModule, numbers: Numbers, extra: Any = (), reals: bool = False
 ) -> tuple[GraphModule, Any]:
-    """A copy of a region and of ``beside`` with other numbers; its tensors have no memory."""
+    """A copy of a region and of ``extra`` with other numbers; its tensors have no memory."""
     rest = iter(numbers)
 
     def take(_: Any) -> Any:
@@ -75,7 +75,7 @@ def with_numbers(
             made.meta["val"] = type(value)(parts) if isinstance(value, (tuple, list)) else parts[0]
         copies[node] = made
     # The copy generates no Python code, because an extent would be printed with its value in the current call.
-    return _LazyGraphModule(torch.nn.Module(), graph), mapped(beside, take)
+    return _LazyGraphModule(torch.nn.Module(), graph), mapped(extra, take)
 
 
 def arguments_of(node: Node) -> list[tuple[Any, bool]]:

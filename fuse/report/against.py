@@ -106,21 +106,21 @@ def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, 
         around.enter_context(fresh_cache())
         around.enter_context(torch._inductor.config.patch(force_disable_caches=True))
         wrappers = around.enter_context(generated_code())
-        told = around.enter_context(_listening())
+        records = around.enter_context(_listening())
         around.enter_context(torch.no_grad())
         try:
             torch.compile(own, backend=backend)(*own_args, **own_kwargs)
         except Exception as error:  # any failure of the other compiler goes into the report
             obstacle = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     seconds = time.perf_counter() - started
-    breaks = tuple(_told(reason) for reason in graph_break_reasons[known:])
+    breaks = tuple(_break_of(reason) for reason in graph_break_reasons[known:])
     torch._dynamo.reset()
-    kernels = tuple(_kernels(wrappers, graphs, told.written))
+    kernels = tuple(_kernels(wrappers, graphs, records.written))
     lines: Counter[str] = Counter()
     for kernel in kernels:
         lines[kernel.lines[0] if kernel.lines else ""] += kernel.launches
     launches = sum(kernel.launches for kernel in kernels)
-    refusals = tuple(_grouped(told))
+    refusals = tuple(_grouped(records))
     return TorchCompiled(launches, len(wrappers), breaks, kernels, refusals, seconds, dict(lines), obstacle)
 
 
@@ -143,7 +143,7 @@ def _kernels(
             yield CompiledKernel(name, call.launches, lines, operators)
 
 
-def _told(reason: Any) -> Break:
+def _break_of(reason: Any) -> Break:
     """A graph break of Dynamo's: its reason in one line, and the innermost line of the user's stack."""
     said = next((line.strip() for line in str(reason.reason).splitlines() if line.strip()), "unknown reason")
     if said.startswith("generic_jump"):  # Dynamo's word for a branch
@@ -153,7 +153,7 @@ def _told(reason: Any) -> Break:
 
 
 @dataclass
-class _Told:
+class _InductorRecords:
     """Records from Inductor while it compiles.
 
     ``pairs``: a reason and the names of two scheduler nodes not fused for it; ``group``: the final fused group of each
@@ -177,12 +177,12 @@ class _Told:
 
 
 @contextmanager
-def _listening() -> Iterator[_Told]:
+def _listening() -> Iterator[_InductorRecords]:
     """Record Inductor's scheduler and C++ generator within this context."""
     from torch._inductor import scheduler
     from torch._inductor.codegen.cpp import CppScheduling
 
-    told = _Told()
+    records = _InductorRecords()
     fuse_nodes, define_kernel = scheduler.Scheduler.fuse_nodes, CppScheduling.define_kernel
 
     class Noted(scheduler.WhyNoFuse):
@@ -192,24 +192,24 @@ def _listening() -> Iterator[_Told]:
 
         def __call__(self, reason: str, *args: Any) -> None:
             super().__call__(reason, *args)
-            told.refuse(_plain(reason), *self.pair)
+            records.refuse(_plain(reason), *self.pair)
 
     def grouped(self: Any, nodes: Any, *args: Any, **kwargs: Any) -> Any:
-        told.graphs += 1
+        records.graphs += 1
         made = fuse_nodes(self, nodes, *args, **kwargs)
         owners = {one.get_name(): node for node in made for one in node.get_nodes()}
         for number, node in enumerate(made):
-            told.group |= {told.name_of(one): number for one in node.get_nodes()}
+            records.group |= {records.name_of(one): number for one in node.get_nodes()}
             for dependency in node.unmet_dependencies:
                 buffer = self.name_to_buf.get(dependency.name)
                 producer = owners.get(buffer.defining_op_name()) if buffer is not None else None
                 if producer is not None and producer is not node and _is_library(self, producer, node):
-                    told.refuse(_NEVER_TRIED, producer, node)
+                    records.refuse(_NEVER_TRIED, producer, node)
         return made
 
     def defined(self: Any, source: str, nodes: Any, *args: Any, **kwargs: Any) -> Any:
         name = define_kernel(self, source, nodes, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped in torch
-        told.written.append((name, _computed(nodes)))
+        records.written.append((name, _computed(nodes)))
         return name
 
     with (
@@ -217,7 +217,7 @@ def _listening() -> Iterator[_Told]:
         mock.patch.object(scheduler.Scheduler, "fuse_nodes", grouped),
         mock.patch.object(CppScheduling, "define_kernel", defined),
     ):
-        yield told
+        yield records
 
 
 def _is_library(scheduler: Any, *nodes: Any) -> bool:
@@ -248,11 +248,11 @@ def _computed(nodes: Any) -> Computed:
     return tuple(lines), tuple(operators)
 
 
-def _grouped(told: _Told) -> Iterator[Refusal]:
+def _grouped(records: _InductorRecords) -> Iterator[Refusal]:
     """Refusals by reason, the most frequent first, without pairs that were fused after all."""
     by_reason: dict[str, list[tuple[str, ...]]] = defaultdict(list)
-    for (reason, one, other), lines in told.pairs.items():
-        if one not in told.group or told.group[one] != told.group.get(other):
+    for (reason, one, other), lines in records.pairs.items():
+        if one not in records.group or records.group[one] != records.group.get(other):
             by_reason[reason].append(lines)
     for reason, pairs in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         yield Refusal(reason, len(pairs), next((lines for lines in pairs if lines), ()))

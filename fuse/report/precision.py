@@ -61,11 +61,11 @@ def precision_page(report: PrecisionReport, target: str) -> str:
         + "</tr>"
         for row in _rows(report)
     )
-    told = html.escape(as_text(precision_table(report, target)))
+    text = html.escape(as_text(precision_table(report, target)))
     title = html.escape(f"{target} in {report.dtype}")
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n<style>{_STYLE}</style>\n'
-        f"<h1>{title}</h1>\n<pre>{told}</pre>\n"
+        f"<h1>{title}</h1>\n<pre>{text}</pre>\n"
         f"<div><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div></html>\n"
     )
 

@@ -178,8 +178,8 @@ def _sections(report: Report) -> Iterator[RenderableType]:
         yield from _sections(report.backward)
     if report.step_memory:
         held = report.step_memory
-        told = f"{scaled(held.before, 'B')} before, {scaled(held.after, 'B')} after"
-        yield Text(f"peak memory of a step: {told}; {scaled(held.saved, 'B')} saved for the backward pass")
+        bytes_held = f"{scaled(held.before, 'B')} before, {scaled(held.after, 'B')} after"
+        yield Text(f"peak memory of a step: {bytes_held}; {scaled(held.saved, 'B')} saved for the backward pass")
     if report.optimizer:
         rows = [[name, *(f"{count:,}" for count in ways.values())] for name, ways in report.optimizer.items()]
         yield columns(["optimizer: launches a step", *next(iter(report.optimizer.values()))], rows)

@@ -94,9 +94,9 @@ class Ending:
 
     def went_on(self, values: Sequence[Tensor | None]) -> int:
         """Number of condition values for which the loop went on in a call with these outputs."""
-        told = values[self.truths.leaf]
-        assert told is not None
-        found = told.tolist()[self.truths.first : self.truths.last]
+        conditions = values[self.truths.leaf]
+        assert conditions is not None
+        found = conditions.tolist()[self.truths.first : self.truths.last]
         stops = not self.truths.goes_on
         return found.index(stops) if stops in found else len(found)
 
@@ -141,8 +141,8 @@ def ending_of(graph: GraphModule) -> Ending | None:
     if any(isinstance(one.expected, Tensor) for one in others):
         return None
     outputs = outputs_of(graph.graph)
-    told = {one.leaf for one in learning.learned}
-    named = {spec.index for place, spec in enumerate(signature.outputs) if spec.kind == "graph" and place not in told}
+    read = {one.leaf for one in learning.learned}
+    named = {spec.index for leaf, spec in enumerate(signature.outputs) if spec.kind == "graph" and leaf not in read}
     named |= {mutation.value_index for mutation in signature.mutations}
     checks = [node for node in graph.graph.nodes if node.op == "call_function" and not node.users]
     writer = _Speller(graph, loop)
@@ -172,7 +172,7 @@ def is_of(truths: Truths, one: Learned) -> bool:
     return one.leaf == truths.leaf and truths.first <= index < truths.last
 
 
-def beside(learning: Learning, truths: Truths) -> Learning:
+def without_conditions(learning: Learning, truths: Truths) -> Learning:
     """The values that Python read, without the conditions ``truths`` of a loop."""
     return replace(learning, learned=tuple(one for one in learning.learned if not is_of(truths, one)))
 

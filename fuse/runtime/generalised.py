@@ -94,7 +94,7 @@ class CapturedCall:
             arguments = arguments_in(self.graphs[0])
         except Exception:  # a fault in fuse must not reach the user: every size is captured
             return None
-        return CapturedGraphs(self, text + (self.training.beside() if self.training else ""), numbers, arguments)
+        return CapturedGraphs(self, text + (self.training.extra() if self.training else ""), numbers, arguments)
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ Told = Callable[[], LastRun]
 """A function that returns the launches and fallbacks of one call, its backward pass included once that has run."""
 
 SECONDS_OF_CALL = 30e-6
-"""Time that a call of a part costs beside its kernels: guards, Python."""
+"""Time that a call of a part costs besides its kernels: guards, Python."""
 
 SECONDS_OF_STEP = 60e-6
-"""Time that a forward and a backward call of a part cost beside their kernels: guards, Python, autograd."""
+"""Time that a forward and a backward call of a part cost besides their kernels: guards, Python, autograd."""
 
 LARGEST_EAGER = 8
 """Consecutive eager calls after which a part is given up."""

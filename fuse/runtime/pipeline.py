@@ -216,7 +216,7 @@ class _Worker:
             self.connection.send_bytes(_pickled((batch, states())))
 
     def end(self) -> None:
-        """Ask the worker whether host work changed anything beside its results.
+        """Ask the worker whether host work changed anything besides its results.
 
         Raises:
             FuseError: it did; the change is not in this process.
@@ -327,8 +327,8 @@ def _serve(connection: Connection, others: list[Connection], model: nn.Module, w
                 handed = _host(model, work, batch)
             often = number & (number - 1) == 0  # after 1, 2, 4, 8, ... batches, and at the end
             if (often or not received) and (changes := before.restore(lambda real, then: False)):
-                told = f"host work changes {changes[0].name}, which was not so for the first batch: use workers=0"
-                handed = replace(handed, raised=FuseError(told))
+                message = f"host work changes {changes[0].name}, which was not so for the first batch: use workers=0"
+                handed = replace(handed, raised=FuseError(message))
             connection.send_bytes(_sendable(handed))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return

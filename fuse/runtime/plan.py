@@ -55,8 +55,8 @@ def assign_offsets(live_ranges: Sequence[LiveRange], reserved: int = 0) -> Arena
     """
     spans, span_of = _inherited(live_ranges)
     start = _aligned(reserved)
-    beside = _beside(spans)
-    placed = _by_similar_sizes(spans, start) if beside is None else _largest_first(spans, beside, start)
+    overlapping = _overlapping(spans)
+    placed = _by_similar_sizes(spans, start) if overlapping is None else _largest_first(spans, overlapping, start)
     return Arena(tuple(placed.offsets[span] for span in span_of), placed.size)
 
 
@@ -117,9 +117,9 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-def _beside(spans: Sequence[LiveRange]) -> list[list[int]] | None:
+def _overlapping(spans: Sequence[LiveRange]) -> list[list[int]] | None:
     """For each span the spans that are live at the same time; None if there are more than ``NEIGHBOURS`` on average."""
-    beside: list[list[int]] = [[] for _ in spans]
+    overlapping: list[list[int]] = [[] for _ in spans]
     alive: list[int] = []
     pairs = 0
     for span, needed in enumerate(spans):
@@ -127,19 +127,19 @@ def _beside(spans: Sequence[LiveRange]) -> list[list[int]] | None:
         pairs += len(alive)
         if pairs > NEIGHBOURS * len(spans):
             return None
-        beside[span].extend(alive)
+        overlapping[span].extend(alive)
         for other in alive:
-            beside[other].append(span)
+            overlapping[other].append(span)
         alive.append(span)
-    return beside
+    return overlapping
 
 
-def _largest_first(spans: Sequence[LiveRange], beside: Sequence[Sequence[int]], start: int) -> Arena:
+def _largest_first(spans: Sequence[LiveRange], overlapping: Sequence[Sequence[int]], start: int) -> Arena:
     offsets: dict[int, int] = {}
     for span in sorted(range(len(spans)), key=lambda s: (-spans[s].size, spans[s].first - spans[s].last)):
         size, stop = spans[span].size, start
         gaps = []
-        for begin, end in sorted((offsets[s], offsets[s] + spans[s].size) for s in beside[span] if s in offsets):
+        for begin, end in sorted((offsets[s], offsets[s] + spans[s].size) for s in overlapping[span] if s in offsets):
             if begin - stop >= size:
                 gaps.append((begin - stop, stop))
             stop = max(stop, end)

@@ -44,8 +44,8 @@ def spelled_graphs(graphs: Sequence[GraphModule]) -> tuple[str, Numbers]:
     for graph in graphs:
         signature: Signature = graph.meta["signature"]
         origins = (_walked(spec.origin, None) for spec in signature.inputs if spec.origin is not None)
-        for part, beside in chain(_walked(graph, _beside_whole(signature)), *origins):
-            text, found = spelled(part, lambda node: "", beside)
+        for part, extra in chain(_walked(graph, _extra_of_signature(signature)), *origins):
+            text, found = spelled(part, lambda node: "", extra)
             lines.append(text)
             numbers += found
     return "\n\n".join(lines), tuple(numbers)
@@ -70,7 +70,7 @@ def resized(graphs: Sequence[GraphModule], numbers: Numbers) -> tuple[GraphModul
 
 def _copied(graph: GraphModule, copier: _Copier) -> GraphModule:
     signature: Signature = graph.meta["signature"]
-    copy, (_, layouts) = copier.graph(graph, _beside_whole(signature))
+    copy, (_, layouts) = copier.graph(graph, _extra_of_signature(signature))
     outputs = tuple(map(_output_with, signature.outputs, layouts))
     inputs = tuple(spec if spec.origin is None else _constant(spec, copier) for spec in signature.inputs)
     copy.meta["signature"] = replace(signature, inputs=inputs, outputs=outputs, dispatches=(), eagers=False)
@@ -87,9 +87,9 @@ def _constant(spec: InputSpec, copier: _Copier) -> InputSpec:
     return replace(spec, value=value, origin=origin)
 
 
-def _walked(graph: GraphModule, beside: Any) -> Iterator[tuple[GraphModule, Any]]:
+def _walked(graph: GraphModule, extra: Any) -> Iterator[tuple[GraphModule, Any]]:
     """A graph and its nested graphs, each with further facts that the text and numbers contain."""
-    yield graph, beside
+    yield graph, extra
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             raise NotResized(f"{node.name} is an attribute")
@@ -103,7 +103,7 @@ def _inside(module: nn.Module) -> tuple[GraphModule, Any]:
     if isinstance(module, Loop):
         if module.truths is not None or module.spec.stop is not None:
             raise NotResized("a loop may end early")
-        return module.body, _beside_loop(module)
+        return module.body, _extra_of_loop(module)
     if isinstance(module, LoopWithEnds):
         return module.whole, None
     if isinstance(module, GraphModule) and module.meta.get("kind") == "region":
@@ -111,7 +111,7 @@ def _inside(module: nn.Module) -> tuple[GraphModule, Any]:
     raise NotResized(f"module {type(module).__name__} is neither a loop nor a region")
 
 
-def _beside_loop(loop: Loop) -> Any:
+def _extra_of_loop(loop: Loop) -> Any:
     """The parts of a loop that the text contains, with sizes as numbers."""
     spec = loop.spec
     fixed = replace(spec, trip_count=0, step_inputs=())
@@ -120,8 +120,8 @@ def _beside_loop(loop: Loop) -> Any:
     return repr((fixed, dims)), spec.trip_count, ends, loop.strides
 
 
-def _loop_with(loop: Loop, body: GraphModule, beside: Any) -> Loop:
-    _, trip_count, ends, strides = beside
+def _loop_with(loop: Loop, body: GraphModule, extra: Any) -> Loop:
+    _, trip_count, ends, strides = extra
     reads = (replace(read, start=a, step=b) for read, (a, b) in zip(loop.spec.step_inputs, ends, strict=True))
     spec: LoopSpec = replace(loop.spec, trip_count=trip_count, step_inputs=tuple(reads))
     made = Loop(body, spec)
@@ -129,7 +129,7 @@ def _loop_with(loop: Loop, body: GraphModule, beside: Any) -> Loop:
     return made
 
 
-def _beside_whole(signature: Signature) -> Any:
+def _extra_of_signature(signature: Signature) -> Any:
     """The parts of a signature that the text contains, with the sizes of results as numbers."""
     inputs = [(spec.kind, spec.name, spec.index, spec.origin is not None) for spec in signature.inputs]
     outputs = [(spec.kind, spec.index, spec.view is not None) for spec in signature.outputs]
@@ -159,8 +159,8 @@ class _Copier:
     def take(self, _: Any) -> Any:
         return next(self._numbers)
 
-    def graph(self, graph: GraphModule, beside: Any) -> tuple[GraphModule, Any]:
-        """A copy of a graph with the modules that it calls, and of the facts ``beside`` it."""
+    def graph(self, graph: GraphModule, extra: Any) -> tuple[GraphModule, Any]:
+        """A copy of a graph with the modules that it calls, and of ``extra`` facts about it."""
         made = Graph()
         copies: dict[Node, Node] = {}
         for node in graph.graph.nodes:
@@ -173,19 +173,19 @@ class _Copier:
             if "val" in node.meta:
                 copy.meta["val"] = self._value(node, copy)
             copies[node] = copy
-        beside = mapped(beside, self.take)
+        extra = mapped(extra, self.take)
         called = nn.Module()
         for node in graph.graph.find_nodes(op="call_module"):
             called.add_module(str(node.target), self._module(graph.get_submodule(str(node.target))))
         module = _LazyGraphModule(called, made)
         module.meta = dict(graph.meta)
-        return module, beside
+        return module, extra
 
     def _module(self, module: nn.Module) -> nn.Module:
         """A copy of a region or a loop."""
-        inside, beside = self.graph(*_inside(module))
+        inside, extra = self.graph(*_inside(module))
         if isinstance(module, Loop):
-            return _loop_with(module, inside, beside)
+            return _loop_with(module, inside, extra)
         return LoopWithEnds(inside) if isinstance(module, LoopWithEnds) else inside
 
     def _value(self, node: Node, copy: Node) -> Any:

@@ -23,12 +23,12 @@ def reconstruction(signature: Signature) -> Reconstruction:
 
     If the graph also returns values that Python read, the function returns the pair of None and the result.
     """
-    told = signature.learning.leaves if signature.learning is not None else 0
+    reads = signature.learning.leaves if signature.learning is not None else 0
     again = ("repeat", "number")  # kinds that refer to an earlier leaf
-    if not told or any(leaf.kind in again and leaf.index < told for leaf in signature.outputs[told:]):
+    if not reads or any(leaf.kind in again and leaf.index < reads for leaf in signature.outputs[reads:]):
         return _reconstruction_of(signature.outputs, signature.out_spec)
     moved = [
-        replace(leaf, index=leaf.index - told) if leaf.kind in again else leaf for leaf in signature.outputs[told:]
+        replace(leaf, index=leaf.index - reads) if leaf.kind in again else leaf for leaf in signature.outputs[reads:]
     ]
     rebuilt = _reconstruction_of(moved, signature.out_spec.children()[1])
     return lambda values, inputs: (None, rebuilt(values, inputs))

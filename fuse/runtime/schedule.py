@@ -117,9 +117,9 @@ class _Scheduler:
         if any(isinstance(step, PythonStep) for step in self.steps):
             return len(self.steps)
         values = [results[one.leaf] for one in learning.learned]
-        told = {value.buffer for value in values if value is not None}
+        read = {value.buffer for value in values if value is not None}
         writes = ((number, getattr(step, "writes", ())) for number, step in enumerate(self.steps, start=1))
-        return max((number for number, places in writes if any(p.buffer in told for p in places)), default=0)
+        return max((number for number, buffers in writes if any(one.buffer in read for one in buffers)), default=0)
 
     # ---- places ----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
-from fuse.runtime.ending import Ending, beside
+from fuse.runtime.ending import Ending, without_conditions
 from fuse.runtime.steps import Fallback, Launches
 
 LARGEST_FAMILY = 8
@@ -76,7 +76,7 @@ class Confirmation:
         self.learning = learning
         self.ending = ending
         self.served = {ending.count: ending} if ending else {}
-        self._others = beside(learning, ending.truths) if ending else learning
+        self._others = without_conditions(learning, ending.truths) if ending else learning
         self._is_first = True
 
     def __call__(self, values: Sequence[Tensor | None]) -> None:
@@ -85,21 +85,23 @@ class Confirmation:
             self.learning = replace(
                 self.learning, learned=tuple(_as_computed(one, values) for one in self.learning.learned)
             )
-            self._others = beside(self.learning, self.ending.truths) if self.ending else self.learning
+            self._others = without_conditions(self.learning, self.ending.truths) if self.ending else self.learning
         ended = self.ending is not None and self.ending.went_on(values) in self.served
         learning = self._others if ended else self.learning
         if different := learning.difference(values):
             raise Missed(different, self.learning.values_by_key(values))
 
-    def fits(self, told: Mapping[int, object]) -> bool:
-        """Whether the values ``told`` of a call do not exclude that the program serves it."""
+    def fits(self, values: Mapping[int, object]) -> bool:
+        """Whether the values of a call, by key, do not exclude that the program serves it."""
         if self.ending is None:
-            return self.learning.fits(told)
+            return self.learning.fits(values)
         truths, reads = self.ending.truths, self.ending.reads
-        stops = (position for position, key in enumerate(reads) if told.get(key, truths.goes_on) is not truths.goes_on)
+        stops = (
+            position for position, key in enumerate(reads) if values.get(key, truths.goes_on) is not truths.goes_on
+        )
         went_on = next(stops, None)
         served = went_on is None or went_on in self.served
-        return served and self._others.fits(told)
+        return served and self._others.fits(values)
 
     def serve(self, endings: Mapping[int, Ending]) -> None:
         """Let the program serve calls with these endings too, by how often their loops went on."""

@@ -261,7 +261,7 @@ class Training:
         own = () if self.joint.backward is self.rewritten.backward else (self.joint.backward,)
         return self.joint.forward, self.rewritten.backward, *own
 
-    def beside(self) -> str:
+    def extra(self) -> str:
         """Further facts that must be equal for calls at other sizes, as a text."""
         assert self.rewritten is not None
         joint, ready = self.joint, self.rewritten

@@ -96,11 +96,11 @@ def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
         return None
     spec = loop.spec
     how = f"{spec.carries} {spec.backwards} {spec.stop} {[read.dim for read in spec.step_inputs]}"
-    beside = (how, spec.trip_count, [(read.start, read.step) for read in spec.step_inputs], *operands, *results)
-    spelling, numbers = spelled(loop.body, lambda node: plain_name(node.name), beside)
+    extra = (how, spec.trip_count, [(read.start, read.step) for read in spec.step_inputs], *operands, *results)
+    spelling, numbers = spelled(loop.body, lambda node: plain_name(node.name), extra)
 
     def lowered(values: Numbers, conditions: Conditions) -> Kernel | None:
-        body, (_, steps, ends, *tensors) = with_numbers(loop.body, values, beside)
+        body, (_, steps, ends, *tensors) = with_numbers(loop.body, values, extra)
         reads = [replace(read, start=a, step=b) for read, (a, b) in zip(spec.step_inputs, ends, strict=True)]
         other = Loop(body, replace(spec, trip_count=steps, step_inputs=tuple(reads)))
         varying = tuple(Size(name, conditions.extent(name)) for name in conditions.sizes)

@@ -14,8 +14,8 @@
 
 enum : int64_t { FUSE_DEPTH_AT_ONCE = 128 };
 
-// Epilogues are not inlined into the tiles of every size: that halves the compile time, and a call is cheap beside a
-// tile.
+// Epilogues are not inlined into the tiles of every size: that halves the compile time, and a call is cheap compared
+// to a tile.
 #define FUSE_APART __attribute__((noinline))
 
 // The number of threads `wanted`, or fewer if torch or OpenMP allows fewer.

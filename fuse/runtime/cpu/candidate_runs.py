@@ -30,7 +30,7 @@ from fuse.runtime.libraries import LibraryProduct
 from fuse.runtime.steps import Place, ProductStep, Ref
 
 REST_OF_A_CALL = 4e-6
-"""Seconds that a Python call costs a program beside what is run here, for leaving native code and entering it again."""
+"""Seconds that a Python call costs a program besides its steps, for leaving native code and entering it again."""
 
 Run = Callable[[], object]
 

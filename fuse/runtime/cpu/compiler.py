@@ -84,7 +84,7 @@ def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
 
 
 def built_by() -> tuple[str, ...]:
-    """Everything that a library depends on beside its source, as a part of its cache key."""
+    """Everything that a library depends on besides its source, as a part of its cache key."""
     compiler = toolchain.find()
     return _maker(compiler, toolchain.tuning_options(compiler))
 
