@@ -39,7 +39,7 @@ def refs_in(argument: Any) -> list[Ref]:
 
 
 def buffers_in(argument: Any, plan: Schedule) -> set[int]:
-    """Every buffer that an argument refers to, those of views included."""
+    """The buffers that an argument refers to, directly or by a view."""
     return {plan.views[ref.index].buffer if ref.view else ref.index for ref in refs_in(argument)}
 
 

@@ -45,7 +45,7 @@ _BEGIN = (
 )
 _END = ("    finally:", "        pool.append(workspace)")
 _INDENT = 8 * " "
-"""In front of the lines between these."""
+"""Indentation of the lines between ``_BEGIN`` and ``_END``."""
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ class Writer:
         return replaced(argument, values)
 
     def _function(self, parameters: str) -> Callable[..., Any]:
-        """A function that runs the lines on a workspace that it has to itself."""
+        """The function of these lines; each call takes a workspace from the pool, and returns it."""
         source = "\n".join([f"def called({parameters}):", *_BEGIN, *self.lines, *_END])
         exec(compile(source, "<fuse calls>", "exec"), self.names)
         function: Callable[..., Any] = self.names["called"]

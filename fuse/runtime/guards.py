@@ -213,7 +213,7 @@ def call_guard(
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Selects the elements at some positions.
+    """A function that selects the elements at ``positions``, as a tuple.
 
     >>> picker([2, 0])("abc"), picker([1])("abc"), picker([])("abc")
     (('c', 'a'), ('b',), ())

@@ -49,7 +49,7 @@ from fuse.runtime.steps import (
 from fuse.runtime.stretches import due, stretches_of
 
 _OF_ANY_LAYOUT = (torch.ops.aten.convolution_backward.default,)
-"""Operators that copy their first operand where it does not lie as they need it."""
+"""Operators that take their first operand in any layout, and copy it if they need another."""
 
 
 class _Workspace(NamedTuple):
@@ -169,9 +169,9 @@ class Program:
         }
         return position not in called and all(r is None or r.buffer != position for r in self._plan.results)
 
-    def takes_as_it_lies(self, position: int) -> bool:
-        """Whether the input at a position may lie in memory in any way: operators alone read it that bring it to a
-        layout of their own, and give results of one layout."""
+    def takes_any_layout(self, position: int) -> bool:
+        """Whether the input at ``position`` may have any layout: it is no result, and only operators read it that take
+        any layout and return results of one layout."""
         steps = [step for step in self._plan.steps if position in touched(step, self._plan)]
         return all(r is None or r.buffer != position for r in self._plan.results) and all(
             isinstance(step, CallStep)

@@ -47,7 +47,7 @@ class Tangent:
     number: Any = field(init=False)
     reader: Program | Reference | None = None
     keeps: bool = False
-    as_it_lies: bool = False
+    any_layout: bool = False
     kept: tuple[bytes, Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Tangent:
             return given, 0
         if program is not self.reader:
             self._read_by(program)
-        if self.as_it_lies:
+        if self.any_layout:
             return given, 0
         if any(stride) or not self.keeps:
             return self.memory().copy_(given), 1
@@ -80,7 +80,7 @@ class Tangent:
         it takes gradients of any layout."""
         small = 0 < extent(self.layout) <= MOST_KEPT
         self.keeps = small and isinstance(program, Program) and program.kernels_alone_read(self.position)
-        self.as_it_lies = isinstance(program, Program) and program.takes_as_it_lies(self.position)
+        self.any_layout = isinstance(program, Program) and program.takes_any_layout(self.position)
         self.reader = program
 
 

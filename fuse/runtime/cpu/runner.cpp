@@ -185,9 +185,9 @@ int64_t run(const Program *program, int64_t first, int64_t last, char *const *ba
 
 }  // namespace
 
-// The same as a function of Python's own, which takes a tenth of the time of a call by ctypes. Its arguments are Python integers:
-// addresses of the program and of the bases, and the steps between. What it needs of Python is in the interface that stays the
-// same in all versions; no header is included, as none may be installed.
+// `run` as a built-in function of Python, which takes a tenth of the time of a call by ctypes. Its arguments are Python integers:
+// address of the program, first step, end of the steps, address of the bases. The functions and types below belong to Python's
+// stable ABI; they are declared here because Python's headers may not be installed.
 struct PyObject;
 
 extern "C" {
@@ -207,7 +207,7 @@ static PyObject *fuse_run(PyObject *, PyObject *const *arguments, intptr_t) {
     return PyLong_FromLongLong(made);
 }
 
-struct Method {  // as Python has it
+struct Method {  // PyMethodDef
     const char *name;
     PyObject *(*function)(PyObject *, PyObject *const *, intptr_t);
     int flags;

@@ -121,9 +121,9 @@ def _product_detail(product: LibraryProduct) -> list[int]:
 
 @cache
 def runner() -> Any:
-    """``fuse_run`` of ``runner.cpp``, compiled once for all programs.
+    """``fuse_run`` of ``runner.cpp`` as a built-in Python function, compiled once for all programs.
 
-    ``run(tables, first, last, bases)`` takes addresses and numbers of steps.
+    ``run(tables, first, last, bases)`` takes two addresses and the range of steps, and returns the launches.
     """
     folder = resources.files("fuse.runtime.cpu")
     source = "\n".join(folder.joinpath(name).read_text() for name in ("crowd.h", "runner.cpp"))
