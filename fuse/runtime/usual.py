@@ -1,12 +1,13 @@
-"""The variant that served the last calls, found again by few calls of C functions.
+"""A fast path to the variant that served the last calls.
 
-    call -> as the last?  -> program        comparisons of guards and states, without what finds one among many
-               |  no
+    call -> guards of the last variant  -- hold -->  program
+               |  do not hold
                v
             search among all variants
 
-Most calls of a model are like the call before. Code that ran long ago is slow, as what the processor keeps near of it
-was replaced meanwhile: a call of many small functions between other work takes several times as long as one of many.
+Most calls of a model are like the call before. The search runs many small Python functions, which are slow between
+other work, because their code has left the processor's caches. This path compares the guards of one variant, with few
+calls of C functions.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from fuse.runtime.states import States
 from fuse.runtime.variants import Compiled
 
 _global_state: Any = torch._C._dynamo.guards.GlobalStateGuard
-"""A guard of torch's modes in one call: gradients, autocast, default dtype, determinism, number of threads."""
+"""One C function that compares torch's modes: gradients, autocast, default dtype, determinism, number of threads."""
 
 
 @dataclass(frozen=True, eq=False)
 class Usual:
     """A variant that may serve the next call, too.
 
-    ``tensors`` gives those of a call's positional arguments that the variant is given, None where it does not serve the
-    call. It may be asked as long as the engine has these ``states``.
+    ``tensors`` returns the variant's tensors for a call's positional arguments; None if the variant does not serve the
+    call. It is valid as long as the engine has these ``states``.
     """
 
     compiled: Compiled
@@ -40,12 +41,12 @@ class Usual:
 
 
 def usual(states: States, compiled: Compiled) -> Usual | None:
-    """For a variant that serves a call under the modes that torch is in; None where more than guards decides whether it
-    does."""
+    """The fast path for a variant that serves a call in torch's current modes; None if more than its guards decide
+    whether it serves a call."""
     guard = compiled.guard
     state = next((s for s in states if compiled in s.variants), None)
     special = guard.spec is not None or guard.context or compiled.carried or compiled.family
-    # torch's guard of tensors tells inference mode, too: it has to have one
+    # the guard of tensors compares inference mode, so that it must have a tensor
     if state is None or special or not guard.pick((*range(guard.count), *guard.state)):
         return None
     if function_modes() or forward_ad._current_level >= 0:
