@@ -409,7 +409,7 @@ class _Scheduler:
         return same_layout(value, buffer.value) or (buffer.origin == "made" and extent(value) == buffer.size)
 
     def _fills_called(self, node: Node) -> bool:
-        """Whether the node's value is all of what a Python call gives, in another layout."""
+        """Whether the node's value is the whole result of a Python call in another layout."""
         place, value = self._place(node), node.meta["val"]
         buffer = self.buffers[place.buffer]
         plain = place.offset == 0 and value.dtype == buffer.value.dtype and not is_lazy(value)
