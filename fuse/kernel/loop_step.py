@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fuse import ops
 from fuse.graph.loop import Loop
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel import scans
@@ -28,13 +29,21 @@ from fuse.kernel.packing import Packing
 from fuse.kernel.placement import as_memory
 from fuse.kernel.reading import check, maps_in, parts_of, read
 from fuse.kernel.recipes import Call, Result, Unsupported, arguments_of, translate
-from fuse.kernel.values import Concat, Constant, Input, Value
+from fuse.kernel.values import Concat, Constant, Input, Map, Value
 from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, reductions_below
 
 aten = torch.ops.aten
 
 EMPTY = (aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default)
 """Operators whose elements are arbitrary; kernels take zeros."""
+
+COLLECTORS = (
+    aten.cat.default,
+    aten.stack.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+)
+"""Operators whose results are concatenations."""
 
 TABLES = (
     aten.gather.default,
@@ -109,6 +118,8 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
     for part in maps_in(result):
         reader.value_names.setdefault(id(part), reader.hint(node))
         reader.named.append(part)
+    if reader.cut != "as needed" and isinstance(result, Map) and _worth_computing_once(node, result):
+        return reader.keep(result, f"{plain_name(node.name)}_kept")
     if reader.cut != "as needed" and isinstance(result, Concat) and _worth_putting_together(node, result):
         return reader.keep(result, f"{plain_name(node.name)}_kept")
     if reader.cut != "reductions" or not reductions_below(p for p in parts_of(result) if p is not None):
@@ -118,6 +129,22 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
         return reader.keep(result, name)
     used = {user.args[1] for user in node.users}
     return tuple(reader.keep(p, name) if p is not None and i in used else None for i, p in enumerate(result))
+
+
+def _worth_computing_once(node: Node, value: Map) -> bool:
+    """Whether to store a value before it becomes a piece of a concatenation and is read elsewhere, too: a concatenation
+    that is stored would compute it, and all that it is made of, again. In a chain of such values, as of the cells of
+    one row in soft-DTW, the work would grow with the square of its length."""
+    readers = [user for user in node.users if user.op != "output"]
+    collectors = [user for user in readers if _is_read_by_a_collector(user)]
+    return 0 < len(collectors) < len(readers) and cost_within_stage(value) >= WORTH_KEEPING
+
+
+def _is_read_by_a_collector(user: Node) -> bool:
+    """Whether ``user`` makes a concatenation that is read in the step, or is a view for such a one."""
+    if ops.is_view(user.target):
+        return any(_is_read_by_a_collector(reader) for reader in user.users)
+    return user.target in COLLECTORS and any(reader.op != "output" for reader in user.users)
 
 
 def _worth_putting_together(node: Node, value: Concat) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import fuse
 from fuse.graph.capture import capture
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.kernel.cpu.loop_kernel import HEADERS
@@ -20,6 +21,7 @@ from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
 from fuse.kernel.target import LoopKernels
 from fuse.runtime.cpu import compiler
+from fuse.testing import assert_fuses
 
 StepFunction = Callable[..., "Tensor | tuple[Tensor, ...]"]
 
@@ -615,3 +617,30 @@ def test_what_has_no_kernel_is_declined_with_the_reason(example: Example, reason
     _, kernel, _ = lower(example)
     assert isinstance(kernel, Declined)
     assert reason in kernel.reason
+
+
+class SoftWarping(nn.Module):
+    """The soft minimum of the costs of all paths through a matrix, each cell of a row read by the next one."""
+
+    def forward(self, costs: Tensor) -> Tensor:
+        batch, rows, columns = costs.shape
+        r = torch.full((batch, rows + 1, columns + 1), 1e4)
+        r[:, 0, 0] = 0
+        for i in range(rows):
+            for j in range(columns):
+                a, b, c = -r[:, i, j], -r[:, i, j + 1], -r[:, i + 1, j]
+                most = torch.maximum(torch.maximum(a, b), c)
+                total = torch.exp(a - most) + torch.exp(b - most) + torch.exp(c - most)
+                r[:, i + 1, j + 1] = costs[:, i, j] - most - torch.log(total)
+        return r[:, -1, -1]
+
+
+def test_a_row_of_cells_takes_code_in_proportion_to_its_length() -> None:
+    lengths = []
+    for columns in (4, 8):
+        model, costs = SoftWarping(), torch.rand(3, 6, columns)
+        assert_fuses(model, costs, launches=2)
+        fused = fuse.compile(model)
+        fused(costs)
+        lengths.append(sum(len(kernel.source) for kernel in fused.compiled.program.kernels.values()))
+    assert lengths[1] < 2 * lengths[0], lengths
