@@ -50,6 +50,7 @@ from fuse.kernel.multi_stage import read_from_memory
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import StridedPlace, placement
 from fuse.kernel.schedule import schedule
+from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import (
     Computation,
     Correlation,
@@ -64,7 +65,6 @@ from fuse.kernel.values import (
     permute,
     view,
 )
-from fuse.kernel.walks import within_stage
 
 UNPACKED = Packing(panel=1, most_panels=1, largest_block=1 << 20)
 """The packing of a target whose products read their right operand in place."""

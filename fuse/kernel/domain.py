@@ -19,8 +19,8 @@ from fuse.kernel.dtypes import supported
 from fuse.kernel.lower import Declined, can_lower, values_of_call
 from fuse.kernel.multi_stage import TOO_MANY, too_many
 from fuse.kernel.products import products_below
+from fuse.kernel.traversals import reductions_below, within_stage
 from fuse.kernel.values import Concat, Gather
-from fuse.kernel.walks import reductions_below, within_stage
 
 MAX_INLINED = 6
 """Most cheap operators that are computed again for every row instead of being stored once."""

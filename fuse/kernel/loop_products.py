@@ -21,8 +21,8 @@ from fuse.kernel.loop_stages import StepProduct, StepReader
 from fuse.kernel.names import plain_name
 from fuse.kernel.placement import StridedPlace, placement
 from fuse.kernel.recipes import Unsupported, apply, convert
+from fuse.kernel.traversals import WORTH_KEEPING, cost_within_stage
 from fuse.kernel.values import Input, Value, permute, view
-from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage
 
 aten = torch.ops.aten
 

@@ -29,8 +29,8 @@ from fuse.kernel.packing import Packing
 from fuse.kernel.placement import as_memory
 from fuse.kernel.reading import check, maps_in, parts_of, read
 from fuse.kernel.recipes import Call, Result, Unsupported, arguments_of, translate
+from fuse.kernel.traversals import WORTH_KEEPING, cost_within_stage, reductions_below
 from fuse.kernel.values import Concat, Constant, Input, Map, Value
-from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, reductions_below
 
 aten = torch.ops.aten
 

@@ -32,11 +32,11 @@ from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.names import plain_name
 from fuse.kernel.reading import computation_of, parts_of, values_of
 from fuse.kernel.recipes import Unsupported, find_recipe
+from fuse.kernel.region_text import Numbers, text_and_numbers, with_numbers
 from fuse.kernel.sized import Lower, Text, call_at_hand, sizes_vary
-from fuse.kernel.spelled import Numbers, spelled, with_numbers
 from fuse.kernel.target import TARGETS, Target, target_of
+from fuse.kernel.traversals import children, within_stage
 from fuse.kernel.values import Computation, Concat, Gather, Map, Pad, Reduce, Value
-from fuse.kernel.walks import children, within_stage
 
 Made = TypeVar("Made")
 
@@ -122,7 +122,7 @@ def _for_sizes(region: GraphModule) -> Kernel | None:
     """A kernel of ``region`` that serves other sizes too; None if no size varies or there is no such kernel."""
     if (call := call_at_hand()) is None:
         return None
-    spelling, numbers = spelled(
+    spelling, numbers = text_and_numbers(
         region, lambda node: plain_name(node.name) if node.op == "placeholder" else "", reals=True
     )
     return serve(

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from fuse.kernel.extents import always_equal, is_one
 from fuse.kernel.index import Affine, Index, NotAffine, Size, SplitNeeded, Stride, offset
+from fuse.kernel.traversals import children, within_stage
 from fuse.kernel.values import Input, Product, Reindex, Value
-from fuse.kernel.walks import children, within_stage
 
 
 def strides_of_loops(value: Value, index: Index, extents: Mapping[str, int]) -> dict[str, int]:

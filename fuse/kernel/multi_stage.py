@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.extents import always_equal
 from fuse.kernel.index import NotAffine
+from fuse.kernel.traversals import children, within_stage
 from fuse.kernel.values import Concat, Gather, Input, Map, Pad, Reduce, Reindex, Scan, Value
-from fuse.kernel.walks import children, within_stage
 
 MOST_HELD = 4096
 """Most results of one reduction that are held on the stack for the next stage, which one thread computes in a few

@@ -11,8 +11,8 @@ import torch
 
 from fuse.kernel import contractions
 from fuse.kernel.recipes import Call, Unsupported, convert, recipe
+from fuse.kernel.traversals import children, within_stage
 from fuse.kernel.values import Product, Reduce, Value
-from fuse.kernel.walks import children, within_stage
 
 PRODUCT_TYPES = (torch.float32, torch.float64)
 

@@ -39,8 +39,8 @@ from fuse.kernel.ir import (
 )
 from fuse.kernel.memory_order import strides_of_loops
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
+from fuse.kernel.traversals import WORTH_KEEPING, cost_within_stage, stages, within_stage
 from fuse.kernel.values import Map, Reduce, Reindex, Value
-from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, stages, within_stage
 
 SCRATCH_BYTES = 128 * 1024
 """Most bytes in all scratch rows of a nest, which are on the stack of a thread."""

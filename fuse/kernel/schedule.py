@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from fuse.graph.strides import contiguous_strides
+from fuse.kernel.collapsing import collapse
 from fuse.kernel.dtypes import register
 from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import either
@@ -38,9 +39,8 @@ from fuse.kernel.nest import Dimension, Sink
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest
 from fuse.kernel.scans import scan_nest
-from fuse.kernel.tidy import tidy
+from fuse.kernel.traversals import WORTH_KEEPING, reductions_below, within_stage
 from fuse.kernel.values import Computation, Concat, Gather, Map, Output, Reduce, Scan, Shape, view
-from fuse.kernel.walks import WORTH_KEEPING, reductions_below, within_stage
 
 MAX_SPLITS = 32
 """Most attempts to build one nest, each with one loop split more."""
@@ -58,7 +58,7 @@ def schedule(computation: Computation) -> KernelBody:
     statements = range_checks(computation, list(input_buffers))
     stores = list(zip(map(_squeezed, computation.outputs), output_buffers, strict=True))
     statements += _in_stages(stores, list(input_buffers), computation.value_names)
-    return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), computation.lines)
+    return KernelBody(input_buffers, output_buffers, tuple(collapse(statements)), computation.lines)
 
 
 Names = Mapping[int, str]

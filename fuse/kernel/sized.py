@@ -4,8 +4,8 @@
     add [7, 64], tanh [7, 64]      lowered now       ->      add [n, 64], tanh [n, 64]  while  n >= 2
     add [9, 64], tanh [9, 64]      served by the same kernel, with n = 9 as an argument
 
-A region is split into a text without numbers, and its numbers (:mod:`fuse.kernel.spelled`). If the same text came with
-other numbers before, those that differ become polynomials in the sizes that vary, and the region is lowered with
+A region is split into a text without numbers, and its numbers (:mod:`fuse.kernel.region_text`). If the same text came
+with other numbers before, those that differ become polynomials in the sizes that vary, and the region is lowered with
 extents (:mod:`fuse.kernel.extents`) in their place. The kernel serves every call with the same text, whose constant
 numbers are equal, whose other numbers follow by the polynomials, and whose sizes meet the recorded conditions. Each
 call is checked; nothing is assumed about new sizes.
@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar
 
 from fuse.kernel.extents import LEAST, LEAST_LOWERED, Conditions, Real
 from fuse.kernel.polynomials import Terms, product_of, sum_of
-from fuse.kernel.spelled import Numbers
+from fuse.kernel.region_text import Numbers
 
 Made = TypeVar("Made")
 

@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse.kernel.extents import Conditions, plain, terms_of
+from fuse.kernel.region_text import Numbers
 from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
-from fuse.kernel.spelled import Numbers
 from fuse.runtime.guards import CallGuard, call_guard, sources_of
 from fuse.runtime.probing_sizes import arguments_at, probe_sizes
 from fuse.runtime.program import Program
@@ -87,7 +87,7 @@ class CapturedCall:
         graphs = training.graphs() if training else (graph,)
         return None if any(graph.meta.get("failed") for graph in graphs) else CapturedCall(graphs, training)
 
-    def spelled(self) -> CapturedGraphs | None:
+    def as_text(self) -> CapturedGraphs | None:
         """The text and numbers of its graphs; None if a graph has no text."""
         try:
             text, numbers = spelled_graphs(self.graphs)
@@ -376,8 +376,8 @@ class KindOfCalls:
     def between(self, given: Numbers) -> Between | None:
         """The generalised graph for a call with these layouts; ``within`` is False if the sizes are out of range."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
-            spelled = [one for call in self._waiting if (one := call.spelled()) is not None]
-            self._captured = [*self._captured, *spelled][-MOST_CAPTURED:]
+            added = [one for call in self._waiting if (one := call.as_text()) is not None]
+            self._captured = [*self._captured, *added][-MOST_CAPTURED:]
             texts = dict.fromkeys(one.text for one in reversed(self._captured))
             ordered = (sorted(self._captured, key=lambda o: (o.text == text, not o.call.made_up)) for text in texts)
             made = [common for graphs in ordered if (common := generalised(graphs)) is not None]

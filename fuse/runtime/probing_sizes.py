@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fuse.kernel.spelled import Numbers
+from fuse.kernel.region_text import Numbers
 
 CANDIDATES = 24
 """Random choices of small and of large sizes, of each of which the best is taken."""

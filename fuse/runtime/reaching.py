@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from fuse.errors import FaultWarning
 from fuse.graph.fake_mode import FakeMode
 from fuse.kernel.extents import LEAST_LOWERED
-from fuse.kernel.spelled import Numbers
+from fuse.kernel.region_text import Numbers
 from fuse.runtime.generalised import Between, CapturedCall, Generalised, KindOfCalls
 from fuse.runtime.guards import call_guard
 from fuse.runtime.making import Maker, ModelCall, captured, joint

@@ -25,7 +25,7 @@ from fuse.graph.fakes import FakeRunner, Recipe, TensorMetadata, mode_of
 from fuse.graph.loop import Loop, LoopSpec
 from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
-from fuse.kernel.spelled import Numbers, arguments_of, itself, mapped, parts_of, spelled
+from fuse.kernel.region_text import Numbers, arguments_of, itself, mapped, parts_of, text_and_numbers
 from fuse.rewrite.constants import value_of_origin
 
 
@@ -45,7 +45,7 @@ def spelled_graphs(graphs: Sequence[GraphModule]) -> tuple[str, Numbers]:
         signature: Signature = graph.meta["signature"]
         origins = (_walked(spec.origin, None) for spec in signature.inputs if spec.origin is not None)
         for part, extra in chain(_walked(graph, _extra_of_signature(signature)), *origins):
-            text, found = spelled(part, lambda node: "", extra)
+            text, found = text_and_numbers(part, lambda node: "", extra)
             lines.append(text)
             numbers += found
     return "\n\n".join(lines), tuple(numbers)

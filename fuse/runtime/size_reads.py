@@ -7,8 +7,8 @@
     return h / math.sqrt(x.shape[0])   recorded: n0 == 37, so that other sizes are captured
 
 Sizes are symbolic in the Python code of the model and its libraries, and plain within operators. ``counting.py``
-replaces Python's counting functions, and ``unnoted.py`` refuses uses of sizes that cannot be recorded. The captured
-graph is discarded.
+replaces Python's counting functions, and ``unrecorded_uses.py`` refuses uses of sizes that cannot be recorded. The
+captured graph is discarded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fuse.graph.patched import patched
 from fuse.graph.recorder import Recorder
 from fuse.kernel.extents import Conditions
 from fuse.runtime.counting import counting
-from fuse.runtime.unnoted import noted
+from fuse.runtime.unrecorded_uses import recording_uses
 
 UNKNOWN = "unknown"
 """Prefix of the names of sizes for which no formula is known."""
@@ -113,7 +113,7 @@ class _Following:
         with patched(FakeTensor, {name: answer(self) for name, answer in _ANSWERS.items()}):
             self._plain -= 1
             try:
-                with noted(self._refused.append, lambda: self._plain > 0, names):
+                with recording_uses(self._refused.append, lambda: self._plain > 0, names):
                     yield
             finally:
                 self._plain += 1

@@ -10,6 +10,7 @@ from torch import Tensor
 from fuse.kernel.evaluate import evaluate
 from fuse.kernel.expressions import Operation, Position, parts, position
 from fuse.kernel.index import Affine, Index
+from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import (
     Computation,
     Concat,
@@ -25,7 +26,6 @@ from fuse.kernel.values import (
     Reshaped,
     Value,
 )
-from fuse.kernel.walks import within_stage
 
 
 class NotEvaluated(Exception):

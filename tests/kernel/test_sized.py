@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.extents import Conditions
 from fuse.kernel.lower import Kernel, lower, lower_for_sizes
+from fuse.kernel.region_text import text_and_numbers, with_numbers
 from fuse.kernel.sized import Text, lifted, lowering_for, relation_of
-from fuse.kernel.spelled import spelled, with_numbers
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 Shape = tuple[int, ...]
@@ -83,7 +83,7 @@ def test_a_text_depends_on_sizes_by_its_conditions_only(
     name: str, sizes: tuple[int, int], others: tuple[int, int]
 ) -> None:
     regions = [make_fx(FUNCTIONS[name], tracing_mode="fake")(torch.empty(*shape, 16)) for shape in ((91, 37), (43, 59))]
-    now, before = (spelled(region, str)[1] for region in regions)
+    now, before = (text_and_numbers(region, str)[1] for region in regions)
     found = relation_of(now, [before], frozenset({91, 37}))
     assert found is not None
     relation = found[1]

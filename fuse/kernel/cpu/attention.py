@@ -40,8 +40,8 @@ from fuse.kernel.products import products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
+from fuse.kernel.traversals import reductions_below
 from fuse.kernel.values import Computation, Product, Value, permute, view
-from fuse.kernel.walks import reductions_below
 
 BLOCK_BYTES = 48 * 1024
 """Bytes of the scores of a block of queries, which stay in the L1 and L2 caches of one core between the products."""

@@ -30,8 +30,8 @@ from fuse.kernel.loop_stages import Cut
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
 from fuse.kernel.names import plain_name
+from fuse.kernel.region_text import Numbers, text_and_numbers, with_numbers
 from fuse.kernel.sized import Text, call_at_hand
-from fuse.kernel.spelled import Numbers, spelled, with_numbers
 from fuse.kernel.target import LoopKernels
 
 HEADERS = ("threads.h", "products.h")
@@ -97,7 +97,7 @@ def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
     spec = loop.spec
     how = f"{spec.carries} {spec.backwards} {spec.stop} {[read.dim for read in spec.step_inputs]}"
     extra = (how, spec.trip_count, [(read.start, read.step) for read in spec.step_inputs], *operands, *results)
-    spelling, numbers = spelled(loop.body, lambda node: plain_name(node.name), extra)
+    spelling, numbers = text_and_numbers(loop.body, lambda node: plain_name(node.name), extra)
 
     def lowered(values: Numbers, conditions: Conditions) -> Kernel | None:
         body, (_, steps, ends, *tensors) = with_numbers(loop.body, values, extra)

@@ -34,8 +34,8 @@ from fuse.kernel.index import Affine
 from fuse.kernel.ir import Statement
 from fuse.kernel.loop_nests import Destination, Frame, lasts_of, nest, results_of, starts_of
 from fuse.kernel.loop_stages import Kept, StepProduct
+from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import Input, Map, Reduce, Value
-from fuse.kernel.walks import within_stage
 
 _INDENT = "    "
 

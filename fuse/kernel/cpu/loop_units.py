@@ -39,8 +39,8 @@ from fuse.kernel.ir import Buffer, For, Statement
 from fuse.kernel.loop_nests import Destination, Frame, lasts_of, multiplications, results_of, starts_of
 from fuse.kernel.loop_stages import Kept, StepProduct
 from fuse.kernel.nest import Sink, store
+from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import Gather, Input, Value
-from fuse.kernel.walks import within_stage
 
 WORK_FOR_A_THREAD = 16_384
 """Multiplications in a step that pay for a thread; for fewer, the barrier takes longer."""

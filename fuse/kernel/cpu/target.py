@@ -19,8 +19,8 @@ from fuse.kernel.names import fit_names
 from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.schedule import schedule
 from fuse.kernel.target import Target, Written
+from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import Computation, Correlation
-from fuse.kernel.walks import within_stage
 
 
 def write(computation: Computation, name: str, threads: Threads, config: Config) -> Written:

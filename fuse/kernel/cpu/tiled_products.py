@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fuse.kernel.collapsing import merged
 from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.cpu import channels_last, cpp_types
 from fuse.kernel.cpu.emit import text_of
@@ -46,7 +47,6 @@ from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
-from fuse.kernel.tidy import merged
 from fuse.kernel.values import Computation, Concat, Map, Output, Patches, PatchRows, Product, Reindex, Scan, Value
 
 LARGEST_PANEL = 128 * 1024

@@ -23,8 +23,8 @@ from fuse.kernel.products import products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
+from fuse.kernel.traversals import reductions_below
 from fuse.kernel.values import Computation, Concat, Patches, Scan
-from fuse.kernel.walks import reductions_below
 
 LARGEST_MATRIX = 256 * 1024
 """Most bytes of the packed matrix; with a block of rows, it fills at most half of a typical L2 cache."""

@@ -22,7 +22,7 @@ Numbers = tuple[Any, ...]
 """The integers of a region in order, and the floats among its arguments."""
 
 
-def spelled(
+def text_and_numbers(
     region: GraphModule, name_of: Callable[[Node], str], extra: Any = (), reals: bool = False
 ) -> tuple[str, Numbers]:
     """A text of a region and of ``extra`` (tensors and numbers) without integers; and the integers in order.

@@ -4,7 +4,7 @@
         for j in 8:                 ->         out[i] = x[i]
             out[8*i + j] = x[8*i + j]
 
-Two nested loops become one where every offset inside is the same function of ``inner_extent * outer + inner``.
+Two nested loops become one if every offset inside is the same function of ``inner_extent * outer + inner``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fuse.kernel.index import Affine
 from fuse.kernel.ir import Accumulate, For, Let, Load, Scope, Statement, Store
 
 
-def tidy(statements: Sequence[Statement]) -> list[Statement]:
-    """``statements`` with mergeable loops merged, innermost first."""
+def collapse(statements: Sequence[Statement]) -> list[Statement]:
+    """``statements`` with nested loops merged where possible, innermost first."""
     result: list[Statement] = []
     for statement in statements:
         if isinstance(statement, For):
-            statement = merged(replace(statement, body=tuple(tidy(statement.body))))
+            statement = merged(replace(statement, body=tuple(collapse(statement.body))))
         elif isinstance(statement, Scope):
-            statement = Scope(tuple(tidy(statement.body)))
+            statement = Scope(tuple(collapse(statement.body)))
         result.append(statement)
     return result
 

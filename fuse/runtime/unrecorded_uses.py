@@ -43,14 +43,16 @@ _HOOKING = "_push_saved_tensors_default_hooks"
 
 
 @contextlib.contextmanager
-def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting: Mapping[str, Any]) -> Iterator[None]:
+def recording_uses(
+    refuse: Callable[[str], None], is_plain: Callable[[], bool], counting: Mapping[str, Any]
+) -> Iterator[None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
     ``is_plain`` returns whether sizes are plain numbers now. ``counting`` are replacements of Python's counting
     functions, by name. They are added to the globals of the code that runs, so that other code of the process keeps
     Python's.
     """
-    names = {**counting, **{name: _noting(own) for name, own in _BUILTIN.items()}}
+    names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[int, tuple[dict[str, Any], list[str]]] = {}
     if sys.getprofile() is not None:
         refuse("a Python profiler is active")
@@ -78,7 +80,7 @@ def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting:
             refuse(f"{frame.f_code.co_name} calls {called.__name__}")
 
     try:
-        with patched(math, {name: _noting(own) for name, own in _MATH.items()}):
+        with patched(math, {name: _recording(own) for name, own in _MATH.items()}):
             sys.setprofile(watch)
             yield
     finally:
@@ -89,7 +91,7 @@ def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting:
                     del of[name]
 
 
-def _noting(own: Callable[..., Any]) -> Callable[..., Any]:
+def _recording(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def noting(*numbers: Any) -> Any:
         return own(*map(pinned, numbers))
