@@ -154,9 +154,8 @@ class _Replay(ReplayRecorder):
         if any(what.kind == "input" and what.index in written for what in joint.given):
             raise NotReversible("gradients need an input as it was before the call writes it")
         given = tuple(replace(g, index=wanted[g.index]) if g.kind == "tangent" else g for g in joint.given)
-        return replace(
-            joint, given=given, requires_grad=requires_grad, detached=detached, rolled=True, own_gradients=False
-        )
+        joint = replace(joint, given=given, requires_grad=requires_grad, detached=detached)
+        return replace(joint, rolled=True, own_gradients=False, eagers=None)
 
     def results(self, known: Mapping[Node, Any]) -> list[Tensor]:
         values = outputs_of(self.replayed.graph)

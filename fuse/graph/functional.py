@@ -169,7 +169,7 @@ class Functionalizer:
             raise CaptureError(
                 f"{op} at {self.source} returns nothing, so that its effects are unknown; it runs in eager mode"
             )
-        elif result is not None:
+        elif result is not None and not (op in _OF_LAYOUTS and result is True):
             raise CaptureError(
                 f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"
             )
@@ -453,6 +453,7 @@ _SCATTERS: dict[OpOverload, OpOverload] = {
     aten.diagonal.default: aten.diagonal_scatter.default,
     aten.as_strided.default: aten.as_strided_scatter.default,
 }
+_OF_LAYOUTS = frozenset({aten.is_same_size.default, aten._has_same_storage_numel.default})
 _SAME_METADATA = frozenset({aten.alias.default, aten.detach.default})  # another tensor object, nothing else
 _RESHAPES = frozenset(
     {

@@ -31,6 +31,7 @@ from fuse.graph.aliases import View
 from fuse.graph.backward_graph import BackwardInput, root_of, split_backward
 from fuse.graph.capture import prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
+from fuse.graph.freed_graphs import GraphFreed, is_freed, is_freed_error
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import recomputed
@@ -53,6 +54,7 @@ class Joint:
     if it has no gradient. ``requires_grad``: the leaves of the result that need gradients. ``detached``: the leaves
     that need none although they are views of an input that does. ``rolled``: gradients were taken loop by loop
     instead of step by step. ``own_gradients``: the call contains a ``torch.autograd.Function``.
+    ``eagers``: the reason why operators alone do not determine the gradients, or None.
     """
 
     forward: GraphModule
@@ -63,6 +65,7 @@ class Joint:
     detached: frozenset[int] = frozenset()
     rolled: bool = False
     own_gradients: bool = False
+    eagers: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class JointRecorder(Recorder):
         self.leaves: list[Any] = []
         self.lines: dict[int, str] = {}  # sequence number of an autograd node -> the user's line
         self.detached: dict[int, Tensor] = {}
+        self.frees = plan.freed
         self.cut_off = False  # whether the gradient of an operand was stopped
 
     def joint(self, args: tuple[Any, ...], kwargs: dict[str, Any], differentiate: Differentiate | None = None) -> Joint:
@@ -132,10 +136,13 @@ class JointRecorder(Recorder):
         self._refuse_effects(forward)
         outputs: tuple[OutputSpec, ...] = forward.meta["signature"].outputs
         requires_grad = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and self._needs_gradient(i)]
+        if self.frees:
+            requires_grad = self._without_freed(forward, requires_grad)
         detached = frozenset(i for i, spec in enumerate(outputs) if spec.kind == "input" and self._detached(spec, i))
         inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
         if not requires_grad or not inputs:
             return Joint(forward, detached=detached)
+        eagers = self._why_eagers()
         if differentiate is not None:
             for alias in self.functional.aliases.values():
                 # Autograd detaches what it saves; a tensor that was written may hold another value by now.
@@ -144,7 +151,7 @@ class JointRecorder(Recorder):
                 needs = alias.made.meta.get("needs_gradient", False)
                 alias.made.meta["needs_gradient"] = needs or alias.tensor.requires_grad
             views = tuple(map(self._views, self.leaves))
-            recorded = Recorded(forward, views, frozenset(requires_grad), detached, self._why_eagers())
+            recorded = Recorded(forward, views, frozenset(requires_grad), detached, eagers)
             if found_joint := differentiate(recorded):
                 return found_joint
         count = len(self.dispatches)
@@ -171,7 +178,8 @@ class JointRecorder(Recorder):
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs)))
         own = has_own_gradients(self.leaves)
-        return Joint(forward, backward, given, gradients, frozenset(requires_grad), detached, own_gradients=own)
+        trained = frozenset(requires_grad)
+        return Joint(forward, backward, given, gradients, trained, detached, own_gradients=own, eagers=eagers)
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -240,17 +248,31 @@ class JointRecorder(Recorder):
         """
         fakes = [self.placeholders[i] for i in inputs]
         held = [self.data.get(id(fake), fake) for fake in fakes]
-        found = torch.autograd.grad(
-            [self.leaves[i] for i in tangents],
-            [*fakes, *held],
-            [tangent.meta["val"] for tangent in tangents.values()],
-            allow_unused=True,
-        )
+        try:
+            found = torch.autograd.grad(
+                [self.leaves[i] for i in tangents],
+                [*fakes, *held],
+                [tangent.meta["val"] for tangent in tangents.values()],
+                allow_unused=True,
+            )
+        except RuntimeError as error:
+            if is_freed_error(error):
+                raise GraphFreed("forward takes gradients, and frees the graph of a part of a result") from error
+            raise
         pairs = zip(fakes, held, found[: len(fakes)], found[len(fakes) :], strict=True)
         return [
             one if other is None or fake is real else other if one is None else one + other
             for fake, real, one, other in pairs
         ]
+
+    def _without_freed(self, forward: GraphModule, requires_grad: Sequence[int]) -> list[int]:
+        """The results among ``requires_grad`` that still have gradients; the signature notes the others."""
+        signature = forward.meta["signature"]
+        outputs = list(signature.outputs)
+        for i in requires_grad:
+            outputs[i] = replace(outputs[i], freed=is_freed(self.leaves[i]))
+        forward.meta["signature"] = replace(signature, outputs=tuple(outputs))
+        return [i for i in requires_grad if not outputs[i].freed]
 
     def _why_eagers(self) -> str | None:
         """Why gradients must be taken step by step, as eager takes them; None if the operators determine them."""

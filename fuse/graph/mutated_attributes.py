@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
 from fuse.graph.fake_parameters import FakeRegistry
+from fuse.graph.freed_graphs import GraphFreed
 from fuse.graph.object_contents import contents
 from fuse.graph.read_numbers import WantsPlain, is_number
 from fuse.graph.result_structure import flatten_result, is_constant
@@ -50,12 +51,14 @@ class Plan:
     """How to record a call.
 
     ``attributes``: the attributes to overlay. ``plain``: those whose numbers become constants of the graph instead of
-    counts. ``plain_reads``: numbers read from tensors become constants, too.
+    counts. ``plain_reads``: numbers read from tensors become constants, too. ``freed``: ``forward`` takes gradients
+    itself, and some results have no gradient any more.
     """
 
     attributes: tuple[Attribute, ...] = ()
     plain: frozenset[Attribute] = frozenset()
     plain_reads: bool = False
+    freed: bool = False
 
 
 class Assigns(CaptureError):
@@ -96,6 +99,10 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
             plan = replace(plan, plain=plan.plain | found.attributes)
         except WantsPlain:
             plan = replace(plan, plain_reads=True)
+        except GraphFreed:
+            if plan.freed:
+                raise
+            plan = replace(plan, freed=True)
         except CaptureError as error:
             error.assigned = _pairs(plan.attributes)
             raise

@@ -25,15 +25,15 @@ def finished(graph: Graph, results: Sequence[Node], root: Module | None = None) 
 def add_placeholder(graph: Graph, name: str) -> Node:
     """A new placeholder called ``name``, or ``name_1`` and so on if that is taken.
 
+    Its target is its name: FX writes the target as a parameter of the generated function, where it must not be called
+    like another node.
+
     >>> graph = Graph()
     >>> [add_placeholder(graph, "x").target for _ in range(2)]
     ['x', 'x_1']
     """
     node = graph.placeholder(name)
-    if node.name != name and any(
-        node is not other and other.target == name for other in graph.find_nodes(op="placeholder")
-    ):
-        node.target = node.name
+    node.target = node.name
     return node
 
 

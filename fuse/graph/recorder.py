@@ -42,6 +42,7 @@ from fuse.graph.conversions import idle_conversions
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_parameters import with_fake_parameters
 from fuse.graph.fakes import FakeRunner
+from fuse.graph.freed_graphs import is_freed
 from fuse.graph.functional import Functionalizer
 from fuse.graph.hidden_fakes import fakes_hidden
 from fuse.graph.learned import Learning
@@ -54,6 +55,7 @@ from fuse.graph.read_numbers import WantsPlain, is_number, node_of
 from fuse.graph.reassigning import reassignments_noted
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.repeated_calls import RepeatedCalls
+from fuse.graph.requires_grad import RequiresGradOfArguments, needed_at_first, switched
 from fuse.graph.result_structure import flatten_result, is_constant
 from fuse.graph.seeding import followed
 from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
@@ -129,12 +131,21 @@ class Recorder(TorchDispatchMode):
             raise
 
     def _refuse_switches(self) -> None:
-        """Refuse ``requires_grad_`` of a tensor that the caller has: later calls would not repeat it."""
-        for real, fake in self.adopted.values():
-            if fake is not real and fake.is_leaf and fake.requires_grad != real.requires_grad:
-                spec = next((s for s, p in zip(self.inputs, self.placeholders, strict=True) if p is fake), None)
+        """Refuse ``requires_grad_`` of a tensor that the caller has: later calls would not repeat it.
+
+        Raises:
+            RequiresGradOfArguments: ``forward`` begins with it, and the tensors are arguments.
+        """
+        positions = []
+        for fake in switched(self.adopted.values()):
+            spec = next((s for s, p in zip(self.inputs, self.placeholders, strict=True) if p is fake), None)
+            argument = spec is not None and spec.kind == "argument" and fake.requires_grad
+            if spec is None or not argument or not needed_at_first(fake, self.dispatches):
                 name = spec.name if spec else self.names_by_fake.get(id(fake), ("", "a tensor"))[1]
                 raise CaptureError(f"forward sets requires_grad of {name}; a graph cannot hold that")
+            positions.append(spec.index)
+        if positions:
+            raise RequiresGradOfArguments(positions)
 
     @contextlib.contextmanager
     def _read_state(self, arguments: Any) -> Iterator[None]:
@@ -512,7 +523,8 @@ class Recorder(TorchDispatchMode):
             index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
             root = self.placeholders[index]
             return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
-        if leaf.requires_grad and not self.gradients:
+        needs_gradients = leaf.requires_grad and not self.gradients
+        if needs_gradients and not is_freed(leaf):
             raise CaptureError("the result needs gradients (torch.enable_grad in forward); it runs in eager mode")
         if leaf.is_conj() or leaf.is_neg():
             raise CaptureError("the result is lazily conjugated or negated; it runs in eager mode")
@@ -521,7 +533,8 @@ class Recorder(TorchDispatchMode):
         if is_first:
             roots[id(base)] = len(values)
             values.append(self._fresh(base.node))
-        return OutputSpec("graph", roots[id(base)], None if is_whole and is_first else _layout(leaf, base.root))
+        view = None if is_whole and is_first else _layout(leaf, base.root)
+        return OutputSpec("graph", roots[id(base)], view, freed=needs_gradients)
 
     def _fresh(self, node: Node) -> Node:
         """A copy of a constant made in ``forward``, which is a new tensor in each call."""

@@ -76,13 +76,15 @@ class OutputSpec:
     ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same
     tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``number``: the Python number in
     leaf ``index``; ``python``: the plain object ``value``. With a ``view``, the leaf is a new tensor with that layout
-    on the memory of that tensor, so that outputs and inputs share memory as in eager mode.
+    on the memory of that tensor, so that outputs and inputs share memory as in eager mode. ``freed``: it needs
+    gradients, and its gradients raise (:mod:`fuse.graph.freed_graphs`).
     """
 
     kind: Literal["graph", "input", "repeat", "number", "python"]
     index: int = -1
     view: Layout | None = None
     value: object = None
+    freed: bool = False
 
 
 @dataclass(frozen=True)

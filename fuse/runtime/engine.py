@@ -36,6 +36,7 @@ from fuse.kernel.sized import lowering_for, sizes_are_told
 from fuse.runtime import tuning
 from fuse.runtime.compiling import Compilations, Compiling, NotYet, compiling
 from fuse.runtime.declared import check_declaration
+from fuse.runtime.differentiable import TWICE
 from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import flatten, modes, overlaps
 from fuse.runtime.making import Maker, ModelCall, make
@@ -166,12 +167,19 @@ class Engine:
             Missed: it is a specialisation that does not serve this call.
         """
         if compiled.program is None or compiled.rebuild is None:
+            if compiled.needing:
+                leaves, _ = flatten(args, kwargs)
+                for position in compiled.needing:
+                    leaves[position].requires_grad_()
+                return self.call(args, kwargs)
             if compiled.in_parts:
                 return self._in_parts(args, kwargs, compiled.reason, compiled)
             return self._eager(args, kwargs, compiled.reason, warn=not compiled.once)
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self._eager(args, kwargs, reason)
+        if compiled.training is not None and compiled.training.twice:
+            return self._eager(args, kwargs, self._give_up(compiled, Fallback(self._maker.name, "", TWICE)))
         generator = torch.get_rng_state() if compiled.program.draws else None
         try:
             if compiled.training is not None:

@@ -24,7 +24,8 @@ from fuse.graph.joint import capture_joint
 from fuse.graph.learned import truths_read
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Assigns
-from fuse.graph.signature import Attribute, Signature
+from fuse.graph.requires_grad import RequiresGradOfArguments
+from fuse.graph.signature import Attribute, Signature, held_tensor
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiling import NotYet
@@ -167,6 +168,8 @@ def make(
         assigned = error.assigned if isinstance(error, CaptureError) else ()
         unwatched = frozenset(Attribute(*pair) for pair in assigned)
         declined = _declined(maker, call, Fallback(maker.name, "", str(error)), unwatched)
+        if isinstance(error, RequiresGradOfArguments):
+            return replace(declined, needing=error.positions)
         if isinstance(error, Assigns) or assigned:
             declined = _tried_again(maker, declined, call)
         if not isinstance(error, CaptureError):
@@ -243,7 +246,8 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
     if found.backward is None:
         rewritten(found.forward)
         return found.forward, None
-    return found.forward, Training(found, rewritten, begin or (lambda graph: _begin(maker, graph)), maker.lock)
+    begins = begin or (lambda graph: _begin(maker, graph))
+    return found.forward, Training(found, rewritten, begins, maker.lock, lambda spec: held_tensor(spec, maker.model))
 
 
 def captured(maker: Maker, call: ModelCall) -> GraphModule:

@@ -49,7 +49,17 @@ def refused_model(model: nn.Module, tensors: Iterable[Tensor]) -> Fallback | Non
 
 
 def without_kernels(graph: GraphModule) -> str | None:
-    """The reason why a graph's devices have no kernels, or None."""
+    """The reason why a graph's devices have no kernels, or None.
+
+    Operators there whose results nobody reads are removed: PyTorch asks the device ``meta`` for layouts when it takes
+    gradients in forward mode.
+    """
+    reason = without_kernels_for(node.meta.get("val") for node in graph.graph.nodes)
+    if reason is None:
+        return None
+    for node in reversed(graph.graph.nodes):
+        if node.op == "call_function" and not node.users and without_kernels_for([node.meta.get("val")]) is not None:
+            graph.graph.erase_node(node)
     return without_kernels_for(node.meta.get("val") for node in graph.graph.nodes)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fuse.graph.freed_graphs import freed
 from fuse.graph.signature import OutputSpec, Signature
 
 Reconstruction = Callable[[Sequence[Tensor | None], Sequence[Tensor]], Any]
@@ -36,7 +37,7 @@ def reconstruction(signature: Signature) -> Reconstruction:
 
 def _reconstruction_of(leaves: Sequence[OutputSpec], spec: pytree.TreeSpec) -> Reconstruction:
     rebuild = _builder(spec)
-    if len(leaves) == 1 and spec.is_leaf() and leaves[0].kind == "graph" and leaves[0].view is None:
+    if len(leaves) == 1 and spec.is_leaf() and leaves[0].kind == "graph" and _is_plain(leaves[0]):
         only = leaves[0].index
         return lambda values, inputs: values[only]
     return lambda values, inputs: rebuild(iter(_reconstructed(leaves, values, inputs)))
@@ -80,9 +81,15 @@ def _leaf(spec: OutputSpec, values: Sequence[Tensor | None], inputs: Sequence[Te
     if spec.kind == "python":
         return spec.value
     whole = values[spec.index] if spec.kind == "graph" else inputs[spec.index]
-    if spec.view is None or whole is None:
+    if _is_plain(spec) or whole is None:
         return whole
-    return whole.as_strided(spec.view.size, spec.view.stride, whole.storage_offset() + spec.view.offset)
+    if (view := spec.view) is not None:
+        whole = whole.as_strided(view.size, view.stride, whole.storage_offset() + view.offset)
+    return freed(whole) if spec.freed else whole
+
+
+def _is_plain(spec: OutputSpec) -> bool:
+    return spec.view is None and not spec.freed
 
 
 def _builder(spec: pytree.TreeSpec) -> Callable[[Iterator[Any]], Any]:

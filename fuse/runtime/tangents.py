@@ -75,6 +75,12 @@ class Tangent:
         self.kept = number, made
         return made, 1
 
+    def with_history(self, given: Tensor) -> Tensor:
+        """``given`` in the layout that the graph was captured with, still differentiable."""
+        if given.stride() == self.stride and not (given.is_neg() or given.is_conj() or given._is_zerotensor()):
+            return given
+        return torch.empty_strided(given.shape, self.stride, dtype=given.dtype, device=given.device).copy_(given)
+
     def _read_by(self, program: Program | Reference) -> None:
         """Note the needs of ``program``: whether copies of broadcast numbers are kept for its later runs, and whether
         it takes gradients of any layout."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sized import call_at_hand, lowering_of
+from fuse.runtime.differentiable import TWICE, Held, InputsOfCall, WithStatistics, refusal, same_values
 from fuse.runtime.guards import picker
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
@@ -34,10 +36,6 @@ from fuse.runtime.reference import Reference
 from fuse.runtime.result_reconstruction import Reconstruction, reconstruct_leaves
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.tangents import Tangent, is_batched, memory_like
-
-TWICE = (
-    b"gradients of gradients are not supported by fuse.compile: run the model itself, not the compiled one, for them"
-)
 
 Finish = Callable[[], Program | Reference]
 """A function that waits until a program's kernels are compiled, and returns the program."""
@@ -86,13 +84,16 @@ class Training:
     ``rewrite`` runs the passes on a graph, ``begin`` starts the compilation of its program; both are called again for
     each set of results that a loss uses. While the forward kernels are compiled, the backward graph for a loss of all
     results is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already.
+    ``twice``: gradients of its gradients were taken.
     """
 
     joint: Joint
     rewrite: Callable[[GraphModule], None]
     begin: Begin
     lock: ForkedLock
+    held: Held
     rewritten: RewrittenGraphs | None = None
+    twice: bool = False
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
     rebuild: Reconstruction = field(init=False)
@@ -128,8 +129,14 @@ class Training:
         self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
         self.leaves = self._leaves_of(bases)
         inputs = len(self.signature.inputs)
-        kept = (what for what in self.given if what.kind != "tangent")
+        kept = [what for what in self.given if what.kind != "tangent"]
         self.saved = picker([what.index + (inputs if what.kind == "saved" else 0) for what in kept])
+        self.saved_inputs = {what.index: number for number, what in enumerate(kept) if what.kind == "input"}
+        self.not_saved = tuple(
+            i
+            for i, spec in enumerate(self.signature.inputs)
+            if spec.kind in ("argument", "attribute") and i not in self.saved_inputs
+        )
         ready = ready or RewrittenGraphs(self.given, *self._rewritten_backward(frozenset()))
         self._backward = self._begun(ready.backward, ready.gradients, frozenset())
         self.rewritten = ready
@@ -213,11 +220,35 @@ class Training:
         ran.regions, ran.fallbacks = program.regions, fallbacks
         return chosen.select((*values, None))
 
+    def differentiable(
+        self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], inputs: InputsOfCall
+    ) -> tuple[Any, ...] | str:
+        """As :meth:`backward`, but the gradients have a history; or the reason why they cannot have one."""
+        chosen = self._backward_for(tangents)
+        if chosen is None:
+            return (None,) * (1 + len(self.signature.inputs))
+        if reason := self.joint.eagers or refusal((self.joint.forward, chosen.graph)):
+            return reason
+        tensors = inputs.tensors()
+        if isinstance(tensors, str):
+            return tensors
+        with WithStatistics():
+            again = same_values(self.saved((*tensors, *self.joint.forward(*tensors))), saved)
+        if again is None:
+            return "an input of the call was changed since"
+        given = [*chosen.pick((*again, *tangents)), *chosen.constants]
+        for tangent in chosen.tangents:
+            given[tangent.position] = tangent.with_history(given[tangent.position])
+        with WithStatistics():
+            return chosen.select((*chosen.graph(*given), None))
+
     def _backward_for(self, tangents: Sequence[Tensor | None]) -> _Backward | None:
         """The backward program for a loss of the results that have gradients; None if no result has one."""
         missing = frozenset(i for i, number in self._tangents.items() if tangents[number] is None)
         if len(missing) == len(self._tangents):
             return None
+        if not missing:
+            return self._backward
         with self.lock:
             if missing not in self._backwards:
                 with lowering_of(self._call):  # autograd's threads have no current call
@@ -274,7 +305,9 @@ class Training:
         assert self.rewritten is not None
         forward, backward, *own = graphs
         joint = replace(self.joint, forward=forward, backward=own[0] if own else backward)
-        return Training(joint, self.rewrite, self.begin, self.lock, replace(self.rewritten, backward=backward))
+        return Training(
+            joint, self.rewrite, self.begin, self.lock, self.held, replace(self.rewritten, backward=backward)
+        )
 
 
 @dataclass(eq=False)
@@ -322,6 +355,8 @@ class _Step(torch.autograd.Function):
             ctx.mark_non_differentiable(*(leaves[i] for i in training.constant))
         ctx.save_for_backward(*training.saved((*tensors, *values)))
         ctx.ran = ran
+        if training.not_saved:
+            ctx.given = tuple(ref(tensors[i]) for i in training.not_saved)
         ran.saves = True
         return leaves
 
@@ -331,13 +366,38 @@ class _Step(torch.autograd.Function):
         ran: Ran = ctx.ran
         if not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled():  # 4 us faster than the contexts
             return ran.training.backward(saved, tangents, ran)
-        with torch.no_grad(), without_autocast():
-            gradients = ran.training.backward(saved, tangents, ran)
         if not torch.is_grad_enabled():
-            return gradients
-        leaves = [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
-        made_of = [one for one in (*saved, *tangents, *leaves) if one is not None and one.requires_grad]
-        return _once(gradients, made_of)
+            with without_autocast():
+                return ran.training.backward(saved, tangents, ran)
+        return _with_history(ctx, saved, tangents)
+
+
+def _with_history(ctx: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """What :class:`_Step` returns where gradients of it may be taken."""
+    ran: Ran = ctx.ran
+    training = ran.training
+    training.twice = True
+    leaves = {i: node.variable for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _is_leaf(node)}
+    inputs = InputsOfCall(
+        training.signature.inputs,
+        training.held,
+        leaves,
+        {i: saved[number] for i, number in training.saved_inputs.items()},
+        dict(zip(training.not_saved, getattr(ctx, "given", ()), strict=True)),
+    )
+    with without_autocast():
+        found = training.differentiable(saved, tangents, inputs)
+        if not isinstance(found, str):
+            ran.launched, ran.fallbacks = 0, (Fallback("backward", "", TWICE),)
+            return found
+        with torch.no_grad():
+            gradients = training.backward(saved, tangents, ran)
+    made_of = [one for one in (*saved, *tangents, *leaves.values()) if one is not None and one.requires_grad]
+    return _once(gradients, made_of, found)
+
+
+def _is_leaf(node: Any) -> bool:
+    return hasattr(node, "variable")
 
 
 _apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Step).apply
@@ -347,9 +407,10 @@ _node: Any = _Step._backward_cls
 _node.apply = _Step.backward  # torch's own method looks this function up in each call
 
 
-def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor], reason: str) -> tuple[Tensor | None, ...]:
     """The gradients as differentiable tensors whose own gradients raise, with respect to any of ``made_of``."""
     made = [gradient for gradient in gradients if gradient is not None]
-    guard = torch._C._functions.DelayedError(TWICE, len(made) + len(made_of))
+    message = f"{TWICE}, which cannot be had for this one ({reason}): run the model itself, not the compiled one"
+    guard = torch._C._functions.DelayedError(message.encode(), len(made) + len(made_of))
     guarded = iter(guard(*(gradient.detach().requires_grad_() for gradient in made), *made_of))
     return tuple(None if gradient is None else next(guarded) for gradient in gradients)

@@ -67,6 +67,7 @@ class Compiled:
         passing: whether later calls may not run eager, so that they are captured again.
         once: whether only this call runs eager, and the next one is captured again.
         resized: whether the graph was made from graphs of other sizes, without a capture.
+        needing: leaves whose ``requires_grad`` is set first; the call is served again then.
     """
 
     guard: CallGuard
@@ -86,6 +87,7 @@ class Compiled:
     passing: bool = False
     once: bool = False
     resized: bool = False
+    needing: tuple[int, ...] = ()
 
 
 def counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:

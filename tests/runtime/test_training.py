@@ -336,25 +336,6 @@ def test_a_loss_of_some_results_leaves_the_others_alone() -> None:
             torch.testing.assert_close(mine.grad, theirs.grad, equal_nan=True)
 
 
-def test_gradients_of_gradients_raise() -> None:
-    model, a = Function(lambda w, a: torch.tanh(a @ w)), x(3, 4)
-    y = fuse.compile(model)(a).sum()
-    (g,) = torch.autograd.grad(y, a, create_graph=True)
-    with pytest.raises(RuntimeError, match="gradients of gradients"):
-        g.sum().backward()
-
-
-@pytest.mark.parametrize("run", [lambda w, a: torch.tanh(a @ w), lambda w, a: (a @ w.exp()).relu() * 2])
-@pytest.mark.parametrize("by", ["weight", "tangent", "a"])
-def test_gradients_of_gradients_by_another_tensor_raise(run: Callable[..., Tensor], by: str) -> None:
-    model, a = Function(run), x(3, 4)
-    y, t = fuse.compile(model)(a), torch.ones(3, 4, requires_grad=True)
-    (g,) = torch.autograd.grad(y, a, t, create_graph=True)
-    asked = {"weight": model_weight(model), "tangent": t, "a": a}[by]
-    with pytest.raises(RuntimeError, match="gradients of gradients"):
-        torch.autograd.grad(g.sum(), asked)
-
-
 def test_a_write_to_what_is_saved_is_noticed() -> None:
     model = Function(lambda w, a: torch.tanh(a @ w))
     fused = fuse.compile(model)

@@ -1,0 +1,78 @@
+"""Results whose graph of gradients is freed: ``forward`` took gradients of them itself.
+
+    energy = net(positions).sum()                                             energy.requires_grad
+    force = -torch.autograd.grad(energy, positions)[0]                        frees the graph behind energy
+    return energy, force                                                      energy.backward() raises
+
+Such a result has a gradient function in eager mode, which raises. So it has in a compiled call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuse.errors import CaptureError
+
+MESSAGE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+"""Of PyTorch (torch/csrc/autograd/saved_variable.cpp)."""
+
+
+class GraphFreed(CaptureError):
+    """Gradients are asked of a result whose graph is freed, in whole or in part."""
+
+
+def is_freed_error(error: BaseException) -> bool:
+    """Whether PyTorch raised ``error`` because a graph is freed."""
+    return isinstance(error, RuntimeError) and str(error).startswith(MESSAGE[:50])
+
+
+def is_freed(leaf: Tensor) -> bool:
+    """Whether every path from ``leaf`` to a tensor that collects gradients leads through freed memory.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y, z = x.exp(), x.sin()
+    >>> _ = torch.autograd.grad(y.sum(), x)
+    >>> is_freed(y), is_freed(z), is_freed(y + z)
+    (True, False, False)
+    """
+    seen: set[Any] = set()
+    worklist = [leaf.grad_fn]
+    while worklist:
+        node = worklist.pop()
+        if node is None or node in seen or _has_freed(node):
+            continue
+        if not node.next_functions:
+            return False
+        seen.add(node)
+        worklist.extend(following for following, _ in node.next_functions)
+    return True
+
+
+def _has_freed(node: Any) -> bool:
+    with _disable_current_modes():
+        try:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                _ = node.saved_tensors
+            for name in dir(node):
+                if name.startswith("_saved_"):
+                    getattr(node, name)
+        except RuntimeError as error:
+            return is_freed_error(error)
+    return False
+
+
+def freed(value: Tensor) -> Tensor:
+    """``value`` as a result whose gradients raise as those of a freed graph do."""
+    function = torch._C._functions.DelayedError(MESSAGE.encode(), 1)
+    with torch.enable_grad():
+        result: Tensor = function(value.detach().requires_grad_())
+    return result

@@ -1,0 +1,201 @@
+"""Gradients that can be differentiated: the graphs of a call, run under autograd, one operator after another.
+
+    y = fused(x);  g, = torch.autograd.grad(y.sum(), x, create_graph=True);  g.square().sum().backward()
+
+    inputs           -> forward graph   -> values that the call saved, with their history
+    these, tangents  -> backward graph  -> gradients, with theirs
+
+A backward program computes gradients without a history. The graphs can have one where operators alone decide what is
+differentiated: a graph knows no ``detach``. The forward graph runs once more on the inputs of the call. The values that
+it gives must be those that the call saved, or somebody wrote to an input in between.
+
+Autograd takes no gradient of the mean and the deviation that operators of normalisation return beside their result.
+Backward graphs compute with these, so that they are computed from the input here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
+
+from fuse import ops
+from fuse.graph.signature import InputSpec
+
+aten = torch.ops.aten
+
+TWICE = "gradients of gradients are taken of the results of a compiled call"
+
+LARGEST_DIFFERENCE, LARGEST_ROUNDED = 0.01, 1e-4
+"""By which saved values may differ from those computed again: part of their norm, or of their number where they are no
+floats; and root mean square of the difference, for sums that are all but 0. Rounding differs between a kernel and its
+operators; other inputs differ by far more."""
+
+Held = Callable[[InputSpec], Tensor]
+"""The parameter, buffer or constant that a placeholder stands for."""
+
+
+@dataclass(frozen=True)
+class InputsOfCall:
+    """What is known of the inputs of a call in its backward pass: the ``signature``'s, whose tensors are ``held`` by
+    the model. By position: the ``leaves`` of autograd that need gradients, ``saved`` ones, and arguments ``given`` that
+    the call did not save."""
+
+    signature: Sequence[InputSpec]
+    held: Held
+    leaves: dict[int, Tensor]
+    saved: dict[int, Tensor]
+    given: dict[int, ref[Tensor]]
+
+    def tensors(self) -> list[Tensor] | str:
+        """The tensors of all placeholders, or why they are not known."""
+        found: list[Tensor] = []
+        for position, spec in enumerate(self.signature):
+            tensor = self.leaves.get(position, self.saved.get(position))
+            if tensor is None and position in self.given:
+                tensor = self.given[position]()
+            elif tensor is None:
+                tensor = self.held(spec)
+                if tensor.requires_grad:
+                    return f"{spec.name} was computed for the call"
+            if tensor is None:
+                return f"{spec.name} is no longer there"
+            found.append(tensor)
+        return found
+
+
+def refusal(graphs: Sequence[GraphModule]) -> str | None:
+    """Why gradients of the gradients that these graphs compute cannot be taken of them."""
+    parts = [part for graph in graphs for part in graph.modules() if isinstance(part, GraphModule)]
+    return next(filter(None, (_refusal(node) for part in parts for node in part.graph.nodes)), None)
+
+
+def _refusal(node: Node) -> str | None:
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        return None
+    if ops.is_random(op):
+        return f"{op} draws random numbers"
+    if op in _STATISTICS or op in _FORMULAS or op in _DIFFERENTIABLE or op._schema.name.endswith("_backward"):
+        return None
+    if op.namespace not in ("aten", "prims"):
+        return f"no gradient of {op} is known"
+    later = [user for user in node.users if user.args[1:] != (0,) and user.users]
+    if len(op._schema.returns) > 1 and any(user.meta["val"].is_floating_point() for user in later):
+        return f"autograd knows gradients of the first result of {op} only"
+    return None
+
+
+_DIFFERENTIABLE = {
+    aten.var_mean.correction,
+    aten.std_mean.correction,
+    aten.aminmax.default,
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+}
+"""Operators whose further results have gradients, or are constants; those of backward passes have gradients or none."""
+
+
+class WithStatistics(TorchFunctionMode):
+    """Gives a history to further results of operators, and lets gradients of normalisation add to it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = _FORMULAS.get(func, func)(*args, **(kwargs or {}))
+        statistics = _STATISTICS.get(func)
+        return results if statistics is None else (results[0], *statistics(results, *args), *results[3:])
+
+
+def _of_layer_norm(
+    results: Sequence[Tensor], x: Tensor, shape: Sequence[int], weight: object, bias: object, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _mean_and_deviation(results, x, range(x.dim() - len(shape), x.dim()), eps)
+
+
+def _of_group_norm(
+    results: Sequence[Tensor],
+    x: Tensor,
+    weight: object,
+    bias: object,
+    n: int,
+    c: int,
+    size: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    return _mean_and_deviation(results, x.reshape(n, groups, c * size // groups), [2], eps)
+
+
+def _of_batch_norm(
+    results: Sequence[Tensor],
+    x: Tensor,
+    weight: object,
+    bias: object,
+    mean: object,
+    var: object,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    if not training:
+        return results[1], results[2]
+    return _mean_and_deviation(results, x, [i for i in range(x.dim()) if i != 1], eps)
+
+
+def _mean_and_deviation(results: Sequence[Tensor], x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor]:
+    """The mean, and one by the standard deviation, in the layouts of ``results``."""
+    var, mean = torch.var_mean(x.to(results[1].dtype), list(dims), correction=0)
+    return mean.reshape(results[1].shape), (var + eps).rsqrt().reshape(results[2].shape)
+
+
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    **get_decompositions([aten.native_batch_norm_backward, aten.native_group_norm_backward]),
+    torch.ops.fuse.assemble.default: torch.cat,
+}
+"""Formulas that autograd differentiates, of operators whose gradients it does not have, or takes without statistics."""
+
+_STATISTICS: dict[Any, Callable[..., tuple[Tensor, ...]]] = {
+    aten.native_layer_norm.default: _of_layer_norm,
+    aten.native_group_norm.default: _of_group_norm,
+    aten.native_batch_norm.default: _of_batch_norm,
+    aten._native_batch_norm_legit_functional.default: _of_batch_norm,
+    aten._native_batch_norm_legit.no_stats: lambda results, x, weight, bias, *more: _of_batch_norm(
+        results, x, weight, bias, None, None, *more
+    ),
+    aten._native_batch_norm_legit_no_training.default: lambda results, *_: (results[1], results[2]),
+    aten.log_sigmoid_forward.default: lambda results, x: ((-x.abs()).exp().reshape(results[1].shape),),
+}
+
+
+def same_values(again: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor] | None:
+    """The values that a call saved, with the history of those computed ``again``; None where these are others, but for
+    rounding.
+
+    >>> x = torch.ones(8, requires_grad=True)
+    >>> same_values([2 * x], [torch.full((8,), 2.0)]), same_values([2 * x], [torch.zeros(8)])
+    ([tensor([2., 2., 2., 2., 2., 2., 2., 2.], grad_fn=<MulBackward0>)], None)
+    """
+    found = [one if one.requires_grad else other for one, other in zip(again, saved, strict=True)]
+    return found if all(map(_same, found, saved)) else None
+
+
+def _same(again: Tensor, saved: Tensor) -> bool:
+    if again.shape != saved.shape or again.dtype != saved.dtype:
+        return False
+    again, saved = again.detach(), saved.detach()
+    if not (again.is_floating_point() or again.is_complex()):
+        return bool((again != saved).sum() <= LARGEST_DIFFERENCE * again.numel())
+    wide = torch.complex128 if again.is_complex() else torch.float64
+    one, other = again.to(wide), saved.to(wide)
+    equal = (one == other) | ((one != one) & (other != other))  # infinities and NaN
+    difference = torch.where(equal, 0, one - other).norm()
+    norm = torch.where(other.isfinite(), other, 0).norm()
+    return bool(difference <= LARGEST_DIFFERENCE * norm + LARGEST_ROUNDED * other.numel() ** 0.5)
