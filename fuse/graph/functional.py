@@ -157,7 +157,8 @@ class Functionalizer:
         result = run()
         node_args, node_kwargs = self.nodes(args), self.nodes(kwargs)
         if isinstance(result, Tensor):
-            self._add_result(op, args, kwargs, result, lambda: self.emit(op, node_args, node_kwargs, result))
+            made = aten.zeros.default if op is aten._efficientzerotensor.default else op  # it has no memory to read
+            self._add_result(op, args, kwargs, result, lambda: self.emit(made, node_args, node_kwargs, result))
         elif isinstance(result, (tuple, list)) and ops.is_view(op):
             for position, part in enumerate(result):
                 self._add_part_of_view(op, args, kwargs, position, part)

@@ -23,6 +23,8 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
         if isinstance(leaf, Tensor):
             if type(leaf) not in _PLAIN_TENSORS:
                 return Fallback("", "", f"an input is a {type(leaf).__name__}, a tensor subclass")
+            if leaf._is_zerotensor():
+                return Fallback("", "", "an input is a zero tensor without memory")
             if leaf.layout is not torch.strided:
                 return Fallback("", "", f"an input has the layout {leaf.layout}")
         elif isinstance(leaf, memory_kinds()) and base_of(leaf) is object:

@@ -1,12 +1,15 @@
-"""Models that take gradients in ``forward``: energies and forces, in training and in inference."""
+"""Models that take gradients in ``forward``: forces, Hessians, inner optimisation; in training and in inference."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_mode
 from torch import Tensor, nn
+from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vmap
 
 import fuse
 from fuse.graph.freed_graphs import MESSAGE
@@ -96,3 +99,74 @@ def test_a_result_of_which_a_part_is_freed_stays_eagers() -> None:
     assert "frees the graph" in fused.last_run.fallbacks[0].reason
     with pytest.raises(RuntimeError, match="a second time"):
         energy.backward()
+
+
+class Inner(nn.Module):
+    def __init__(self, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.run = run
+        self.net = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.net, x)
+
+
+def dual(net: nn.Module, x: Tensor) -> Tensor:
+    with forward_mode.dual_level():
+        found: Tensor = forward_mode.unpack_dual(net(forward_mode.make_dual(x, torch.ones_like(x)))).tangent
+    return found
+
+
+def adapted(net: nn.Module, x: Tensor) -> Tensor:
+    """One step of Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning", ICML 2017."""
+    weights = dict(net.named_parameters())
+    loss = functional_call(net, weights, (x,)).square().mean()
+    slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    moved = {name: w - 0.1 * slope for (name, w), slope in zip(weights.items(), slopes, strict=True)}
+    found: Tensor = functional_call(net, moved, (x,))
+    return found
+
+
+def sampled(net: nn.Module, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    for _ in range(4):
+        (slope,) = torch.autograd.grad(net(x).square().sum(), x)
+        x = (x - 0.1 * slope).detach().requires_grad_()
+    return x.detach()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda net, x: jvp(net, (x,), (torch.ones_like(x),))[1],
+        lambda net, x: vmap(jacfwd(net))(x),
+        lambda net, x: vmap(jacrev(net))(x),
+        lambda net, x: vmap(hessian(lambda r: net(r).sum()))(x),
+        dual,
+        adapted,
+        sampled,
+    ],
+    ids=["jvp", "jacfwd", "jacrev", "hessian", "dual", "adapted", "sampled"],
+)
+def test_gradients_inside_of_forward_are_captured(run: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    model = Inner(run).double()
+    eager, fused = copy.deepcopy(model), fuse.compile(model)
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found, wanted = fused(x), eager(x)
+    torch.testing.assert_close(found, wanted)
+    assert fused.last_run is not None
+    assert not fused.last_run.fallbacks
+    assert found.requires_grad == wanted.requires_grad
+    if wanted.requires_grad:
+        found.square().sum().backward()
+        wanted.square().sum().backward()
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.*zero tensor")
+def test_an_input_without_memory_runs_eager() -> None:
+    fused = fuse.compile(nn.Tanh())
+    torch.testing.assert_close(fused(torch._efficientzerotensor((4, 3))), torch.zeros(4, 3))
+    torch.testing.assert_close(fused(torch.ones(4, 3)), torch.ones(4, 3).tanh())
+    torch.testing.assert_close(fused(torch._efficientzerotensor((4, 3))), torch.zeros(4, 3))
