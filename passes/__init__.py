@@ -36,6 +36,7 @@ from fuse.passes import roll_loops as roll_loops
 from fuse.passes import roll_whole_loops as roll_whole_loops
 from fuse.passes import simplify_casts as simplify_casts
 from fuse.passes import start_sums as start_sums
+from fuse.passes import step_invariants as step_invariants
 from fuse.passes import sum_over_steps as sum_over_steps
 from fuse.passes import transposed_convolutions as transposed_convolutions
 from fuse.passes import unused_steps as unused_steps

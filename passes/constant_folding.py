@@ -8,8 +8,7 @@ Each operator is evaluated in float64 on its rounded operands, and its result is
 at least as close to the exact value as eager's. Integers stay exact. A tensor of equal elements becomes a ``full``,
 which kernels read as a number (unless the elements are equal for the sizes of this call only). Any other tensor becomes
 a constant of the graph. Declined where the constant would be larger than a megabyte and than its operands, and where it
-would be a result: the caller may write to it, so that each call needs a new one. Random operators are never folded, and
-the first step of a loop stays like the others (:mod:`fuse.loops.first_steps`).
+would be a result: the caller may write to it, so that each call needs a new one. Random operators are never folded.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.kernel.sized import call_at_hand
-from fuse.loops.first_steps import first_steps
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import LARGEST_CONSTANT, constant_nodes, fold_to_constant, given_constants
 from fuse.rewrite.evaluate import FILLS, evaluate, is_uniform
@@ -36,8 +34,6 @@ def constant_folding(graph: GraphModule) -> Iterator[Verdict]:
     """Compute values that depend on no input once, before any call."""
     values = given_constants(graph)
     constant = constant_nodes(graph, values)
-    if any(node.target not in FILLS for node in constant):
-        constant = constant_nodes(graph, values, first_steps(graph, constant))
     escaping = effects.escaping(graph)
     for node in [node for node in constant if node.target not in FILLS and is_needed(node, constant)]:
         value = evaluate(node, values, LARGEST_CONSTANT)

@@ -61,7 +61,7 @@ class Layer:
         return [node for pair in pairs[0 if self.inside else 1 :] for node in pair if node is not None]
 
 
-@register_pass(stage="loops")
+@register_pass(stage="clean", after="draw_ahead")
 def expand_lstm_layers(graph: GraphModule) -> Iterator[Verdict]:
     """Replace a library's LSTM layer by a loop kernel."""
     for call in graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):

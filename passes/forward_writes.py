@@ -57,7 +57,7 @@ class ReadSource:
     written: bool
 
 
-@register_pass(stage="clean", after="transposed_convolutions")
+@register_pass(stage="clean", after="start_sums")
 def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
     """Read a value directly instead of from the tensor that it was written to."""
     escaping = effects.escaping(graph)

@@ -33,7 +33,7 @@ WRITES = frozenset({aten.index_put.default, aten._index_put_impl.default, aten._
 MAY_RAISE = frozenset({aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default})
 
 
-@register_pass(stage="clean", after="collect_writes", before_gradients=False)  # 0 * inf where not chosen
+@register_pass(stage="clean", after="transposed_convolutions", before_gradients=False)  # 0 * inf where not chosen
 def masks_to_where(graph: GraphModule) -> Iterator[Verdict]:
     """Replace a masked update by a `where` over all elements."""
     for node in list(graph.graph.nodes):

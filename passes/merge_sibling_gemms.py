@@ -44,7 +44,7 @@ Weights = tuple[tuple[Node, Node | None], ...]
 """The right operands of a group of products, each with its bias."""
 
 
-@register_pass(stage="loops", after="roll_whole_loops")
+@register_pass(stage="loops", after="sum_over_steps")
 def merge_sibling_gemms(graph: GraphModule) -> Iterator[Verdict]:
     """Merge matrix products that share their left operand."""
     escaping = effects.escaping(graph)

@@ -6,9 +6,8 @@
 A constant tensor without dimensions counts as its number, so that ``x * torch.tensor(1.0)`` is removed, too. Some
 operators only seem to change nothing: x + 0.0 turns -0.0 into 0.0 (x - 0.0 and x + -0.0 do not), an integer tensor
 times 1.0 becomes a float tensor, a cast down and up again rounds, and the caller of a clone must get another tensor.
-Declined where dtype or strides change, where the result must be a tensor of its own, where a number changes from step
-to step of a loop (``h + t * dt * slope`` with ``t * dt`` = 1 in one step), since this step would differ from the
-others, and where a number is 1 because of the call's sizes (``x / length``), since calls of other sizes would differ.
+Declined where dtype or strides change, where the result must be a tensor of its own, and where a number is 1 because of
+the call's sizes (``x / length``), since calls of other sizes would differ.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.kernel.sized import call_at_hand
-from fuse.loops.reads import token
-from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import given_constants
 from fuse.rewrite.registry import register_pass
@@ -35,18 +32,16 @@ from fuse.rewrite.writes import WRITES
 aten = torch.ops.aten
 
 
-@register_pass(stage="clean", after="view_chains")
+@register_pass(stage="clean", after="common_subexpressions")
 def no_ops(graph: GraphModule) -> Iterator[Verdict]:
     """Remove operators that change nothing, such as `x * 1`."""
     escaping = effects.escaping(graph)
     known = known_numbers(graph)
-    numbered, sized = with_numbers(graph, known), varying_with_sizes(graph, known)
+    sized = varying_with_sizes(graph, known)
     for node in list(graph.graph.nodes):
         if (source := unchanged_operand(node, known)) is None:
             continue
-        if node in numbered:
-            yield declined(node, "its number differs in other steps of a loop")
-        elif node in sized:
+        if node in sized:
             yield declined(node, "its number differs in calls of other sizes, which share kernels with this call")
         elif reason := obstacle(node, source, escaping):
             yield declined(node, reason)
@@ -77,21 +72,6 @@ def arguments(node: Node, known: Mapping[Node, float]) -> tuple[Any, ...]:
     if not isinstance(x, Node) and isinstance(y, Node) and ops.is_commutative(node.target):
         x, y = y, x
     return (x, y) if isinstance(x, Node) else node.args
-
-
-def with_numbers(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
-    """Operators whose user line calls them with several numbers: one of these may be 1 or 0 by chance."""
-    alike: dict[tuple[object, object], dict[Node, tuple[Any, ...]]] = {}
-    for node in graph.graph.nodes:
-        others = arguments(node, known)[1:] if node.target in RULES else ()
-        if any(type(argument) in (int, float) for argument in others):
-            alike.setdefault((token(node), node.meta.get("source")), {})[node] = others
-    return {
-        node
-        for nodes in alike.values()
-        if len(set(map(surgery.constant_key, nodes.values()))) >= LEAST_STEPS
-        for node in nodes
-    }
 
 
 def varying_with_sizes(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:

@@ -29,8 +29,9 @@ PLAIN = {
     aten.new_ones.default: aten.ones.default,
     aten.full_like.default: aten.full.default,
     aten.new_full.default: aten.full.default,
+    aten.scalar_tensor.default: aten.full.default,
 }
-NUMBERS = {aten.full_like.default: 1, aten.new_full.default: 2}
+NUMBERS = {aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0}
 """The position of the number among the arguments."""
 
 

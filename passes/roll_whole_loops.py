@@ -34,7 +34,7 @@ SHARING_ROWS = 8
 """Rows from which a step is bound by arithmetic, not by reading weights."""
 
 
-@register_pass(stage="loops", after="sum_over_steps")
+@register_pass(stage="clean", after="collect_writes")
 def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
     """Roll a loop with its inputs' products computed in each step, where that is faster."""
     yield from roll(graph, obstacle)

@@ -43,7 +43,7 @@ LONGEST_CHAIN = 32
 """The most operators between a cast and the casts that it undoes."""
 
 
-@register_pass(stage="clean", after="draw_ahead", before_gradients=False)  # gradients are rounded at each cast of eager
+@register_pass(stage="clean", after="no_ops", before_gradients=False)  # gradients are rounded at each cast of eager
 def simplify_casts(graph: GraphModule) -> Iterator[Verdict]:
     """Remove or merge casts where no bit of a result changes."""
     escaping = effects.escaping(graph)

@@ -31,7 +31,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(stage="loops", after="start_sums", before_gradients=False)  # such sums are gradients
+@register_pass(stage="loops", before_gradients=False)  # such sums are gradients
 def sum_over_steps(graph: GraphModule) -> Iterator[Verdict]:
     """Replace a sum that grows step by step by one sum over all steps."""
     seen: set[Node] = set()

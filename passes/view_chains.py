@@ -28,7 +28,7 @@ ViewCall = tuple[OpOverload, tuple[Any, ...]]
 """A view operator and its arguments after the tensor."""
 
 
-@register_pass(stage="clean", after="common_subexpressions")
+@register_pass(stage="clean", after="step_invariants")
 def view_chains(graph: GraphModule) -> Iterator[Verdict]:
     """Replace a chain of views by one view, or by none."""
     results = set(effects.results(graph))

@@ -6,7 +6,7 @@ constant, because its values may change between calls.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -35,12 +35,12 @@ def given_constants(graph: GraphModule) -> dict[Node, Tensor | None]:
     }
 
 
-def constant_nodes(graph: GraphModule, given: Collection[Node], without: Set[Node] = frozenset()) -> dict[Node, None]:
-    """The operators that can be evaluated now, in program order, except ``without`` and their dependents."""
+def constant_nodes(graph: GraphModule, given: Collection[Node]) -> dict[Node, None]:
+    """The operators that can be evaluated now, in program order."""
     found: dict[Node, None] = {}
     known = set(given)
     for node in graph.graph.nodes:
-        if known.issuperset(node._input_nodes) and node not in without and can_evaluate(node):
+        if known.issuperset(node._input_nodes) and can_evaluate(node):
             found[node] = None
             known.add(node)
     return found

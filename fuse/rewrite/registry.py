@@ -26,8 +26,9 @@ from fuse.rewrite.verdict import Verdict
 PassFunction = Callable[[GraphModule], Iterator[Verdict]]
 
 Stage = Literal["clean", "loops", "match", "fuse", "finish"]
-"""The graph after each stage: clean is plain; loops has loops and merged products; match has the fusions of patterns;
-fuse has regions, each one launch; finish has regions joined to loops or merged side by side."""
+"""The graph after each stage: clean has loops and is plain; loops has merged products and the other loops; match has
+the fusions of patterns; fuse has regions, each one launch; finish has regions joined to loops or merged side by side.
+"""
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """All stages, in the order in which they run."""

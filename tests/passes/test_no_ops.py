@@ -10,6 +10,7 @@ import fuse
 from fuse.graph.function import Function
 from fuse.kernel.sized import lowering_for
 from fuse.rewrite.pipeline import run_passes
+from fuse.testing import assert_fuses
 
 PASSES = ["no_ops"]
 EDGES = torch.tensor([[0.0, -0.0, 1.5], [float("nan"), float("inf"), -2.0]])
@@ -139,16 +140,17 @@ class Steps(nn.Module):
     """A number that is another one in each step: 1 in one of them, and 0 in one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x
-        for t in range(6):
-            h = torch.sin(h * (t * 0.25)) - (t - 2)
+        h = x[0]
+        for t, step in enumerate(x):
+            h = torch.sin(h * (t * 0.25)) @ step - (t - 2)
         return h
 
 
-def test_a_number_that_changes_by_step_stays(rewritten):
-    result = rewritten(Steps(), torch.randn(3), passes=PASSES)
-    assert result.fired == {}
-    assert result.reasons == {"its number differs in other steps of a loop": 2}
+def test_a_number_that_changes_by_step_is_of_the_loop():
+    with torch.no_grad():
+        report = assert_fuses(Steps(), torch.randn(6, 8, 8), launches=1, fired={"no_ops": 0})
+    assert [loop.trip_count for loop in report.loops] == [6]
+    assert not report.loops[0].peeled
 
 
 def test_the_same_number_in_all_steps_goes(rewritten):

@@ -50,17 +50,17 @@ def state_that_starts_from_a_function_of_zeros(m: Model, x: Tensor, t: int, h: T
     return h, torch.tanh(c * 0.5) + h
 
 
-@cell(2, start=lambda x: (zeros(x), torch.ones(BATCH, WIDTH, dtype=x.dtype)))
+@cell(1, start=lambda x: (zeros(x), torch.ones(BATCH, WIDTH, dtype=x.dtype)))
 def state_known_beforehand(m: Model, x: Tensor, t: int, h: Tensor, s: Tensor) -> States:
     return torch.tanh(m.square(h) * s + x[t]), s * 0.9
 
 
-@cell(2, start=lambda x: (zeros(x), torch.arange(WIDTH)))
+@cell(1, start=lambda x: (zeros(x), torch.arange(WIDTH)))
 def table_known_beforehand(m: Model, x: Tensor, t: int, h: Tensor, places: Tensor) -> States:
     return torch.tanh(m.square(h) + x[t] * (0.1 * places).sin()), places + 3
 
 
-@cell(2, start=lambda x: (zeros(x), torch.zeros((), dtype=torch.long)))
+@cell(1, start=lambda x: (zeros(x), torch.zeros((), dtype=torch.long)))
 def counter(m: Model, x: Tensor, t: int, h: Tensor, n: Tensor) -> States:
     return torch.tanh(m.square(h) / (n + 1) + x[t]), n + 1
 
