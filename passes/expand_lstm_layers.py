@@ -1,6 +1,8 @@
-"""Replace a library's LSTM layer by a loop kernel.
+"""Replace a library's LSTM layer by a loop kernel, or by the operators of a step.
 
     y, h, c, _ = mkldnn_rnn_layer(x, w, u, b, d, h0, c0)   ->   h, c, y = loop(h0, c0, x, b, w.T, d, u.T)
+
+    for t: y, h, c, _ = mkldnn_rnn_layer(y', w, ..., h, c)   ->   for t: i, f, g, o = y' @ w.T + h @ u.T ...
 
 Eager runs ``nn.LSTM`` in float32 as one oneDNN call for each layer and direction. The loop does the same arithmetic
 (``step_of`` has the formulas of ``torch.nn.LSTM``), packs its weights once for all steps and allocates nothing. As in a
@@ -9,25 +11,32 @@ user's loop, the input's product runs in the step where that is faster, and befo
 stacked outputs; ``cat`` with the other direction does both in one kernel. In training this pass runs before gradients
 are taken, so that the backward pass is a loop, too.
 
+A layer that is called with one step several times (a decoder) is a cell of the user's loop. It becomes operators, as
+eager's ``nn.GRU`` and ``nn.LSTMCell`` are, and the loop around it is rolled like any other.
+
 Declined where a gradient reads the library's workspace, and where no loop kernel can be generated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.graph.outputs import outputs_of
 from fuse.graph.recurrent import LSTM_MODE
 from fuse.kernel.lower import Declined
 from fuse.kernel.lower_loops import lower_loop
 from fuse.loops.building import call_loop
+from fuse.loops.rolling import LEAST_STEPS
 from fuse.passes.roll_whole_loops import better_outside
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass
@@ -47,12 +56,15 @@ class Layer:
     biases: tuple[Node, Node] | None
     states: tuple[Node, Node]
     backwards: bool
+    is_cell: bool
+    """Whether it is a step of the user's loop."""
 
     @property
     def inside(self) -> bool:
-        """Whether the product of the input is done in the loop."""
+        """Whether the product of the input is done in the step."""
         rows = self.sequence.meta["val"].shape[1]
-        return better_outside(rows, sum(weight.meta["val"].nbytes for weight in self.weights)) is None
+        weights = sum(weight.meta["val"].nbytes for weight in self.weights)
+        return self.is_cell or better_outside(rows, weights) is None
 
     @property
     def fixed(self) -> list[Node]:
@@ -64,10 +76,15 @@ class Layer:
 @register_pass(stage="clean", after="draw_ahead")
 def expand_lstm_layers(graph: GraphModule) -> Iterator[Verdict]:
     """Replace a library's LSTM layer by a loop kernel."""
-    for call in graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
-        layer = layer_of(call)
+    calls = graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default)
+    steps = Counter(call.args[1:3] for call in calls if _has_one_step(call))
+    for call in calls:
+        layer = layer_of(call, is_cell=_has_one_step(call) and steps[call.args[1:3]] >= LEAST_STEPS)
         if isinstance(layer, str):
             yield declined(call, layer)
+            continue
+        if layer.is_cell:
+            yield rewrite(call, open_step, layer)
             continue
         loop, operands, results = loop_of(layer)
         kernel = lower_loop(loop, operands, results)
@@ -77,7 +94,12 @@ def expand_lstm_layers(graph: GraphModule) -> Iterator[Verdict]:
             yield rewrite(call, expand, graph, layer, loop)
 
 
-def layer_of(call: Node) -> Layer | str:
+def _has_one_step(call: Node) -> bool:
+    steps: int = call.args[0].meta["val"].shape[0]  # type: ignore[union-attr]  # FX types arguments loosely
+    return steps == 1
+
+
+def layer_of(call: Node, is_cell: bool) -> Layer | str:
     """The layer that ``call`` runs, or why it stays with the library."""
     sequence, w, u, b, d, h, c, reverse, sizes, mode, _, _, biased, *_ = call.args
     if mode != LSTM_MODE or sizes:
@@ -86,7 +108,8 @@ def layer_of(call: Node) -> Layer | str:
         return "it is not in float32"
     if any(part.args[1] not in (0, 1, 2) for part in call.users):
         return "the library's workspace is read"
-    return Layer(call, sequence, (w, u), (b, d) if biased else None, (h, c), bool(reverse))  # type: ignore[arg-type]  # FX types arguments loosely
+    biases = (b, d) if biased else None
+    return Layer(call, sequence, (w, u), biases, (h, c), bool(reverse), is_cell)  # type: ignore[arg-type]  # FX types arguments loosely
 
 
 def loop_of(layer: Layer) -> tuple[Loop, tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -97,8 +120,7 @@ def loop_of(layer: Layer) -> tuple[Loop, tuple[Tensor, ...], tuple[Tensor, ...]]
         read = sequence if layer.inside else sequence.new_empty(steps, rows, len(_value(layer.weights[0])))
         fixed = [value.t() if value.dim() == 2 else value for value in map(_value, layer.fixed)]
         operands = (*map(_value, layer.states), read, *fixed)
-        own = [torch.empty_strided(v.shape, v.stride()) for v in (*operands[:2], read.select(0, 0), *fixed)]
-        body = make_fx(step_of(layer))(*own)  # one tensor given twice would be one placeholder
+        body = traced(layer, (*operands[:2], read.select(0, 0), *fixed))
     source = layer.call.meta.get("source", "")
     for node in body.graph.nodes:
         node.meta["source"] = source
@@ -110,6 +132,12 @@ def loop_of(layer: Layer) -> tuple[Loop, tuple[Tensor, ...], tuple[Tensor, ...]]
     y, h, c, _ = layer.call.meta["val"]
     loop.strides = (h.stride(), c.stride(), y.stride())
     return loop, operands, (h, c, y)
+
+
+def traced(layer: Layer, values: Iterable[Tensor]) -> GraphModule:
+    """The graph of one step that is given tensors like ``values``."""
+    own = [torch.empty_strided(v.shape, v.stride()) for v in values]  # one given twice would be one placeholder
+    return make_fx(step_of(layer))(*own)
 
 
 def step_of(layer: Layer) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -139,7 +167,27 @@ def expand(graph: GraphModule, layer: Layer, loop: Loop) -> None:
     last, state, kept = call_loop(graph, loop, (*layer.states, read, *fixed), (h, c, y), call)
     if layer.backwards:
         kept = surgery.insert(kept.next, aten.flip.default, kept, [0], like=call)
-    parts = (kept, last, state)
+    _replace_parts(call, (kept, last, state))
+
+
+def open_step(layer: Layer) -> None:
+    """Put the operators of the only step in the place of the library's call."""
+    call = layer.call
+    fixed = [turned(call, node) if _value(node).dim() == 2 else node for node in layer.fixed]
+    given = (*layer.states, surgery.insert(call, aten.select.int, layer.sequence, 0, 0), *fixed)
+    with mode_of(_value(layer.sequence)), torch.no_grad():
+        body = traced(layer, map(_value, given)).graph
+    inner = dict(zip(body.find_nodes(op="placeholder"), given, strict=True))
+    for node in body.nodes:
+        if node.op == "call_function":
+            args, kwargs = map_arg((node.args, node.kwargs), inner.__getitem__)
+            inner[node] = surgery.insert(call, node.target, *args, **kwargs)
+    h, c, _ = map(inner.__getitem__, outputs_of(body))
+    _replace_parts(call, (surgery.insert(call, aten.unsqueeze.default, h, 0), h, c))
+
+
+def _replace_parts(call: Node, parts: tuple[Node, Node, Node]) -> None:
+    """Let readers of the output and the last states read ``parts``."""
     for part in list(call.users):
         surgery.replace(part, parts[part.args[1]])  # type: ignore[index]  # FX types arguments loosely
 

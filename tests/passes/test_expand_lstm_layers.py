@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
@@ -31,6 +31,34 @@ NAME = "expand_lstm_layers"
 )
 def test_a_layer_becomes_a_loop(settings: dict[str, Any], layers: int, launches: int) -> None:
     assert_fuses(nn.LSTM(8, 16, **settings), torch.randn(5, 3, 8), launches=launches, fired={NAME: layers})
+
+
+class Decoder(nn.Module):
+    """A layer that is called with one step at a time, on what it computed before."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.cell, self.out = nn.LSTM(8, 16, **settings), nn.Linear(16, 8)
+
+    def forward(self, y: Tensor, steps: int = 6) -> tuple[Tensor, Tensor]:
+        h = c = y.new_zeros(self.cell.num_layers, len(y), 16)
+        found = []
+        for _ in range(steps):
+            output, (h, c) = self.cell(y.unsqueeze(1 if self.cell.batch_first else 0), (h, c))
+            y = torch.tanh(self.out(output.view(len(y), 16)))
+            found.append(y)
+        return torch.stack(found), c
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_layers": 2}, {"bias": False, "batch_first": True}], ids=str)
+def test_a_layer_that_is_a_step_of_a_loop_becomes_part_of_it(settings: dict[str, Any]) -> None:
+    layers = settings.get("num_layers", 1)
+    y = torch.randn(4, 8)
+    assert_fuses(Decoder(**settings), y, launches=1, fired={NAME: 6 * layers, "roll_whole_loops": 1})
+    checked = check(Decoder(**settings), (y,), train=True)
+    assert checked.passed, checked
+    few = fuse.show(Decoder(**settings), (y, 3))
+    assert [loop.trip_count for one in few.loops for loop in one.rolled] == [1] * 3 * layers
 
 
 def test_states_of_the_caller_start_the_loop() -> None:
