@@ -23,16 +23,19 @@ from torch.fx.node import map_arg
 
 from fuse import ops
 from fuse.graph.fakes import mode_of
+from fuse.graph.left_out import LAST_STEPS
 from fuse.graph.loop import of_all_steps
 from fuse.graph.periods import RepeatedStretch, find_repetitions
+from fuse.graph.short_graphs import StepsNeeded, cat_of_steps, remaining, stack_of_steps
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
 from fuse.loops import loop_programs
 from fuse.loops.body_operands import StepResult
 from fuse.loops.building import Built, build, call_loop, last_states, operand_node, outside_reads
-from fuse.loops.collectors import COLLECTORS, dimension_of, pieces_of
+from fuse.loops.collectors import dimension_of, pieces_of
 from fuse.loops.distributing import Split, call_split, split
+from fuse.loops.left_out import closings, remainder, steps_left_out
 from fuse.loops.loop_boundaries import segments
 from fuse.loops.reads import Obstacle
 from fuse.loops.rolling import LEAST_STEPS, Rolled, RolledPart, bytes_carried, find_loop
@@ -43,6 +46,8 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
+_STACKS, _CATS = (aten.stack.default, stack_of_steps), (aten.cat.default, cat_of_steps)
+_ALL_COLLECTORS = (*_STACKS, *_CATS)
 MOST_WIDER = 8
 """Limit on the carried bytes of a step, as a multiple of the least possible, if no step stays outside."""
 MOST_FUSED = 2_000
@@ -115,6 +120,11 @@ def aligned(nodes: Sequence[Node], tokens: Sequence[object], start: int, run: Re
 
 def judged(graph: GraphModule, proved: Rolled, reason: str | None, step_by_step: bool) -> Iterator[Verdict]:
     """The verdict on a proved loop: rolled into a kernel, or with ``step_by_step`` into a program, or declined."""
+    left = steps_left_out(graph, proved)
+    if isinstance(left, int):
+        proved.left_out = left
+    else:
+        reason = left
     if reason := reason or _better_unrolled(proved):
         yield declined(proved.steps[0], reason)
         return
@@ -122,7 +132,7 @@ def judged(graph: GraphModule, proved: Rolled, reason: str | None, step_by_step:
     values = result_values(proved, built)
     built.loop.strides = tuple(value.stride() for value in values)
     nodes = [node for step in proved.steps for node in step]
-    if (found := stop_of(graph, proved, built.collected)) is not None:
+    if not left and (found := stop_of(graph, proved, built.collected)) is not None:
         usual, built.loop.spec = built.loop.spec, replace(built.loop.spec, stop=found[0])
         if isinstance(lower_loop(built.loop, built.values, values), Kernel):
             built.loop.truths = found[1]
@@ -185,7 +195,7 @@ def lower_split(built: Built, parts: Split) -> Kernel | Declined:
 
 def _better_unrolled(rolled: Rolled) -> str | None:
     """Why steps that could roll should rather fuse unrolled, or None."""
-    operators = len(rolled.steps) * len(rolled.typical)
+    operators = rolled.count * len(rolled.typical)
     if rolled.inputs or operators > MOST_FUSED or not all(ops.is_pointwise(n.target) for n in rolled.typical):
         return None
     return "elementwise steps that read no part of a tensor fuse without a loop"
@@ -207,19 +217,23 @@ def collector_of(rolled: Rolled, result: StepResult) -> tuple[Node, int] | None:
     dimension of steps."""
     values = _of_every_step(rolled, result)
     for user in list(values[0].users) if values else ():
-        if user.target in COLLECTORS and pieces_of(user) == values and _is_contiguous(user):
+        if user.target in _ALL_COLLECTORS and pieces_of(user) == values and _is_contiguous(user):
             return user, dimension_of(user)
         if user.target is aten.unsqueeze.default:
             for collector in user.users:
-                if collector.target is aten.cat.default and _pieces_are(collector, values):
+                if collector.target in _CATS and _pieces_are(collector, values):
                     return (collector, dimension_of(collector)) if _is_contiguous(collector) else None
     return None
 
 
 def _of_every_step(rolled: Rolled, result: StepResult) -> list[Node]:
-    """The node of a result in each step; empty if a step lacks it (a view that only earlier steps take)."""
+    """The node of a result in each step, and of those left out; empty if a step lacks it (a view that only earlier
+    steps take)."""
     values = [result.of(step) for step in rolled.steps]
-    return [node for (node,) in values] if all(len(nodes) == 1 for nodes in values) else []
+    if not all(len(nodes) == 1 for nodes in values):
+        return []
+    found = [node for (node,) in values]
+    return [*found, *remainder(found)] if rolled.left_out else found
 
 
 def _is_contiguous(node: Node) -> bool:
@@ -229,6 +243,8 @@ def _is_contiguous(node: Node) -> bool:
 
 def _pieces_are(collector: Node, values: list[Node]) -> bool:
     dim, pieces = dimension_of(collector), pieces_of(collector)
+    if collector.target is cat_of_steps and pieces[-1].target is remaining and pieces[-1].args[0] is pieces[-2]:
+        pieces = pieces[:-1]  # what remains are equal pieces of the steps left out
     return len(pieces) == len(values) and all(
         p.target is aten.unsqueeze.default and p.args[0] is v and p.args[1] % p.meta["val"].dim() == dim
         for p, v in zip(pieces, values, strict=True)
@@ -261,6 +277,11 @@ def insert_loop(
         wanted = state.meta["val"].stride()
         if part.meta["val"].stride() != wanted and outside_reads(state, position_of):
             after = lasts[state] = loop_programs.copied(part, after.next, wanted)
+    if rolled.left_out:
+        after = _replace_closings(graph, rolled, lasts, collected, after, escaping)
+        if any(outside_reads(state, position_of) for state in lasts):  # the last at hand, which is not the last
+            raise StepsNeeded
+        lasts = {}
     _replace_outside(lasts, position_of, lambda user: user.op == "output" or user in escaping)
     reads: dict[Node, Node] = {}
     for result, part in collected.items():
@@ -279,6 +300,36 @@ def insert_loop(
                 graph.graph.erase_node(node)
                 surgery.erase(*operands)
     surgery.erase(*(part for part in parts if part.target is aten.clone.default))  # of unread last states
+
+
+def _replace_closings(
+    graph: GraphModule,
+    rolled: Rolled,
+    lasts: Mapping[Node, Node],
+    collected: Mapping[StepResult, Node],
+    after: Node,
+    escaping: set[Node],
+) -> Node:
+    """Let readers of stand-ins for late results read these from the loop, as readers of the last steps do."""
+    of_collected = {
+        value: (part, k)
+        for result, part in collected.items()
+        for k, step in enumerate(rolled.steps[-LAST_STEPS:], start=rolled.count - LAST_STEPS)
+        for value in result.of(step)
+    }
+    for stand_in in closings(rolled):
+        value: Node = stand_in.args[0]  # type: ignore[assignment]
+        escapes = stand_in in escaping or any(user.op == "output" for user in stand_in.users)
+        if value in lasts and (escapes or value not in of_collected):
+            new = lasts[value]
+        elif value in of_collected:
+            part, k = of_collected[value]
+            after = new = _read_step(graph, after, part, k, value, escapes)
+        else:
+            raise StepsNeeded
+        stand_in.replace_all_uses_with(new)
+        graph.graph.erase_node(stand_in)
+    return after
 
 
 def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: Node, dim: int) -> Node:
@@ -306,7 +357,7 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
 def _replace_other_collectors(rolled: Rolled, result: StepResult, part: Node) -> None:
     """Let collectors of all steps with other pieces, reversed or in another layout, read them as one piece."""
     values = _of_every_step(rolled, result)
-    collectors = [user for user in (values[0].users if values else ()) if user.target in COLLECTORS]
+    collectors = [user for user in (values[0].users if values else ()) if user.target in _ALL_COLLECTORS]
     for collector in filter(_is_contiguous, collectors):
         if collector._erased:  # a collector inside a step: nothing reads the steps once another one is replaced
             continue
@@ -321,7 +372,7 @@ def _replace_other_collectors(rolled: Rolled, result: StepResult, part: Node) ->
         if backwards:
             joined = surgery.insert(collector, aten.flip.default, joined, [dim])
         around = [*pieces[:start], *pieces[start + len(values) :]]
-        if collector.target is aten.stack.default:
+        if collector.target in _STACKS:
             around = [surgery.insert(collector, aten.unsqueeze.default, piece, dim) for piece in around]
         else:
             if not joined.meta["val"].is_contiguous():

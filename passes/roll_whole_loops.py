@@ -21,9 +21,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.short_graphs import WHOLE, StepsNeeded, is_short
 from fuse.loops.body_operands import BodyOperand, Computed, MovingInput
+from fuse.loops.left_out import needs_steps, opened
 from fuse.loops.rolling import Rolled, lasting
 from fuse.passes.roll_loops import roll
+from fuse.passes.view_chains import view_chains
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 
@@ -37,7 +40,12 @@ SHARING_ROWS = 8
 @register_pass(stage="clean", after="collect_writes")
 def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
     """Roll a loop with its inputs' products computed in each step, where that is faster."""
+    if is_short(graph) and opened(graph):
+        yield from view_chains(graph)
     yield from roll(graph, obstacle)
+    if is_short(graph) and needs_steps(graph):
+        raise StepsNeeded
+    graph.meta.pop(WHOLE, None)
 
 
 def has_projection(rolled: Rolled) -> bool:

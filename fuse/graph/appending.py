@@ -17,7 +17,7 @@ from fuse.graph.naming import new_name
 
 
 class Appender:
-    """Appends nodes to ``graph``.
+    """Appends nodes to ``graph``, or inserts them in front of the node ``before``.
 
     >>> graph = Graph()
     >>> append = Appender(graph)
@@ -29,10 +29,11 @@ class Appender:
     (True, {'val': 1, 'source': 'model.py:1'})
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, before: Node | None = None) -> None:
         self._graph = graph
         self._names = graph._graph_namespace._obj_to_name
-        self._put_last = getattr(graph._root, "_prepend", graph._root.prepend)
+        place = graph._root if before is None else before
+        self._put = getattr(place, "_prepend", place.prepend)
         self._targets: dict[int, tuple[str, dict[Node, None]]] = {}
         """``id`` of a target -> the base name of its nodes, and torch.fx's table of these nodes."""
 
@@ -49,7 +50,7 @@ class Appender:
         meta = node.meta
         meta["val"], meta["source"] = value, source
         self._names[node] = name
-        self._put_last(node)
+        self._put(node)
         known[1][node] = None
         graph._len += 1
         return node

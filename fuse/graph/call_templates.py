@@ -34,8 +34,8 @@ class CallTemplate:
     computes new tensors. ``recipes``: how the results are made. ``views``: for a view operator, the views of the first
     argument that the results are. ``container``: the type that holds several results.
 
-    For ``select`` and ``slice``, ``args`` has the metadata of the first argument only, and ``parts`` maps the other
-    arguments to recipe and view.
+    For ``select`` and ``slice``, ``args`` has the metadata of the first argument only, without its storage offset, and
+    ``parts`` maps its whole metadata and the other arguments to recipe and view.
     """
 
     op: OpOverload

@@ -54,9 +54,23 @@ def capture(
     InputSpec(kind='parameter', name='weight', index=-1, value=None)
     """
 
+    return _captured(model, args, kwargs or {}, mutated, shorten=False)
+
+
+def capture_short(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mutated: Sequence[Attribute] = ()
+) -> GraphModule:
+    """As :func:`capture`, for passes that roll loops: a graph of which most steps of long loops may be left out
+    (:mod:`fuse.graph.short_graphs`)."""
+    return _captured(model, args, kwargs, mutated, shorten=True)
+
+
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mutated: Sequence[Attribute], shorten: bool
+) -> GraphModule:
     def record(plan: Plan) -> GraphModule:
-        with prepared(model, args, kwargs or {}) as fake_mode:
-            return Recorder(model, fake_mode, plan).run(args, dict(kwargs or {}))
+        with prepared(model, args, kwargs) as fake_mode:
+            return Recorder(model, fake_mode, plan, shorten=shorten).run(args, dict(kwargs))
 
     return settled(record, mutated)
 
@@ -68,7 +82,7 @@ def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         if isinstance(module, torch.jit.ScriptModule):
             name = module.original_name
             raise CaptureError(f"{name} is a ScriptModule, whose code is not Python; use the module it was made from")
-    # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
+    # Fake tensors are mutated for calls of equal layouts, which inference tensors cannot be.
     with (
         _CAPTURING,
         torch.inference_mode(False),

@@ -120,7 +120,7 @@ class FakeRunner:
         """Whether ``op`` makes a new tensor whose layout does not depend on the storage offsets of the operands."""
         known = self._computes.get(id(op))
         if known is None:
-            known = self._computes[id(op)] = op, ops.kind(op) in _COMPUTING
+            known = self._computes[id(op)] = op, ops.kind(op) in _COMPUTING or op in _COPYING
         return known[1]
 
     def recipes(self, key: Hashable) -> tuple[type, tuple[Recipe, ...]] | None:
@@ -410,3 +410,5 @@ PARTS: dict[int, Callable[..., _Layout | None]] = {
 """``id`` of an operator -> the function for the layout of its result, as in :func:`fuse.ops.info`."""
 _COMPUTING = frozenset(["pointwise", "gemm", "reduction"])
 """Kinds of operators for which :meth:`FakeRunner.computes` holds."""
+_COPYING = frozenset([aten.cat.default, aten.stack.default, aten.clone.default])
+"""Operators that copy elements into a new tensor, for which it holds too."""

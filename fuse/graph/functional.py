@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import keyword
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.errors import CaptureError
@@ -40,7 +41,9 @@ from fuse.graph.aliases import (
 from fuse.graph.appending import Appender
 from fuse.graph.call_templates import CallTemplate
 from fuse.graph.fakes import FakeRunner
+from fuse.graph.left_out import Steps, replaced
 from fuse.graph.seeding import Draws
+from fuse.graph.short_graphs import COLLECTORS, Slot
 from fuse.graph.signature import Dispatch
 from fuse.graph.strides import is_dense
 
@@ -62,9 +65,23 @@ class Functionalizer:
     pending: list[tuple[CallTemplate, Dispatch]] = field(default_factory=list)
     """Recorded calls that have no nodes yet."""
     draws: Draws = field(default_factory=Draws)
+    steps: Steps | None = None
+    """Where steps may be left out of the graph: those that are."""
 
     def __post_init__(self) -> None:
         self.append = Appender(self.graph)
+
+    def shorten(self) -> None:
+        """Leave out equal steps of loops from now on."""
+        self.steps = Steps(self)
+        self.aliases = self.steps.aliases
+
+    def whole(self) -> None:
+        """Put steps that were left out into the graph, and leave out no more."""
+        self.settle()
+        if self.steps is not None:
+            self.steps.expand()
+            self.steps = None
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -81,7 +98,12 @@ class Functionalizer:
 
     def known(self, tensor: Tensor) -> bool:
         self.settle()
-        return id(tensor) in self.aliases
+        return id(tensor) in self.aliases or (self.steps is not None and self.steps.has(tensor))
+
+    def ask_for(self, arguments: Any) -> None:
+        """Let tensors among ``arguments`` have nodes, if steps were left out."""
+        if self.steps is not None:
+            pytree.tree_map_only(Tensor, lambda tensor: self.aliases[id(tensor)], arguments)
 
     def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
         """Register the placeholder ``node`` of ``tensor``. With an ``input_index``, writes to it are copied back."""
@@ -111,33 +133,62 @@ class Functionalizer:
         """Add nodes for all pending calls; together they take half the time."""
         if not self.pending:
             return
-        pending, now = self.pending.copy(), self.source
+        noted, now = self.pending.copy(), self.source
         self.pending.clear()
-        aliases, append = self.aliases, self.append
-        for form, (op, given, given_kwargs, result, source) in pending:
+        if self.steps is None:
+            self.put(noted)
+        else:
+            self.steps.put(noted)
+        self.source = now
+
+    def put(
+        self,
+        noted: Sequence[tuple[CallTemplate, Dispatch]],
+        instead: Mapping[int, Sequence[tuple[Slot, Node]]] | None = None,
+    ) -> None:
+        """Nodes of operators; ``instead`` of what some of their slots hold, other nodes."""
+        aliases, append, known = self.aliases, self.append, self.fakes.known_metadata
+        for position, (template, (op, given, given_kwargs, result, source)) in enumerate(noted):
             self.source = source
-            args = list(given)
-            for i in form.tensors:
-                alias = aliases[id(given[i])]
-                args[i] = alias.node if alias.version == alias.base.version else self.value(given[i])
-            for i in form.lists:
-                args[i] = self.nodes(given[i])
+            steps = self.steps
+            while True:
+                target: Any = op
+                args = list(given)
+                for i in template.tensors:
+                    alias = aliases[id(given[i])]
+                    args[i] = alias.node if alias.version == alias.base.version else self.value(given[i])
+                for i in template.lists:
+                    target, args[i] = self._pieces(op, given[i])
+                if self.steps is steps:
+                    break
+                steps = self.steps  # steps were put back, and nodes with them
+            if instead and position in instead:
+                args = replaced(args, instead[position])
             kwargs = self.nodes(dict(given_kwargs)) if given_kwargs else {}
-            if form.views or form.parts is not None:
+            if template.views or template.parts is not None:
                 parent = aliases[id(given[0])]
                 base, chain = parent.base, parent.chain
-                views = form.views if form.parts is None else form.parts[given[1:]][1:]
-                for view, part in zip(views, (result,) if form.container is Tensor else result, strict=True):
+                key = known[id(given[0])], *given[1:]
+                views = template.views if template.parts is None else template.parts[key][1:]
+                for view, part in zip(views, (result,) if template.container is Tensor else result, strict=True):
                     node = append(view.op, (args[0], *view.args), dict(view.kwargs), part, source)
                     aliases[id(part)] = Alias(part, base, (*chain, view), node, base.version, node)
-            elif form.container is Tensor:
-                node = append(op, tuple(args), kwargs, result, source)
+            elif template.container is Tensor:
+                node = append(target, tuple(args), kwargs, result, source)
                 base = Base(result, node)
                 self.unlisted.append(base)
                 aliases[id(result)] = Alias(result, base, (), node, 0, node)
             else:
                 self.own_parts(result, append(op, tuple(args), kwargs, tuple(result), source))
-        self.source = now
+
+    def _pieces(self, op: Any, pieces: Any) -> tuple[Any, Any]:
+        """A list of tensors as nodes, and what ``op`` is called on these: some may be of steps that are left out."""
+        steps = self.steps
+        if steps is not None and op in COLLECTORS:
+            found = steps.pieces(pieces)
+            if found is not None and self.steps is steps:  # they were not put back meanwhile
+                return COLLECTORS[op], found
+        return op, self.nodes(pieces)
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
@@ -155,9 +206,9 @@ class Functionalizer:
         if ops.mutates(op):
             return self._write_in_place(op, args, kwargs, run)
         result = run()
-        node_args, node_kwargs = self.nodes(args), self.nodes(kwargs)
+        target, node_args, node_kwargs = self._operands(op, args, kwargs)
         if isinstance(result, Tensor):
-            made = aten.zeros.default if op is aten._efficientzerotensor.default else op  # it has no memory to read
+            made = aten.zeros.default if op is aten._efficientzerotensor.default else target  # it has no memory to read
             self._add_result(op, args, kwargs, result, lambda: self.emit(made, node_args, node_kwargs, result))
         elif isinstance(result, (tuple, list)) and ops.is_view(op):
             for position, part in enumerate(result):
@@ -175,6 +226,16 @@ class Functionalizer:
                 f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"
             )
         return result
+
+    def _operands(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], Any]:
+        """Arguments as nodes, and what is called on these."""
+        if op not in COLLECTORS:
+            found, named = self.nodes((args, kwargs))
+            return op, found, named
+        target, pieces = self._pieces(op, args[0])
+        return target, (pieces, *self.nodes(args[1:])), self.nodes(kwargs)
 
     def _check(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Add a node for the error check of a ``linalg`` operator, unless the operator itself can raise."""
@@ -370,6 +431,7 @@ class Functionalizer:
     ) -> Any:
         """Record ``unsqueeze_`` and similar operators, which change the shape of a tensor object: one more view in its
         chain."""
+        self.whole()
         functional = ops.functional_form(op)
         if functional is None or not ops.is_view(functional):
             raise CaptureError(
@@ -425,12 +487,17 @@ class Functionalizer:
 
     def nodes(self, arguments: Any) -> Any:
         """``arguments`` with the node of its present value in place of each tensor."""
+        steps = self.steps
+        found = self._nodes(arguments)
+        return found if self.steps is steps else self._nodes(arguments)  # steps were put back, and nodes with them
+
+    def _nodes(self, arguments: Any) -> Any:
         if isinstance(arguments, Tensor):
             return self.value(arguments)
         if type(arguments) in (tuple, list):
-            return type(arguments)([self.nodes(a) for a in arguments])
+            return type(arguments)([self._nodes(a) for a in arguments])
         if isinstance(arguments, dict):
-            return {name: self.nodes(a) for name, a in arguments.items()}
+            return {name: self._nodes(a) for name, a in arguments.items()}
         return arguments
 
     def _functional_arguments(

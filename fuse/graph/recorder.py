@@ -58,6 +58,7 @@ from fuse.graph.repeated_calls import RepeatedCalls
 from fuse.graph.requires_grad import RequiresGradOfArguments, needed_at_first, switched
 from fuse.graph.result_structure import flatten_result, is_constant
 from fuse.graph.seeding import followed
+from fuse.graph.short_graphs import COLLECTORS, shortened
 from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.value_checks import check_values, values_checked
@@ -81,7 +82,7 @@ class Recorder(TorchDispatchMode):
     gradients = False
     """Whether the call is recorded under autograd."""
 
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan, *, shorten: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.model = model
         self.overlay = Overlay(model, plan)
@@ -90,6 +91,8 @@ class Recorder(TorchDispatchMode):
         self.modules = nn.Module()  # the modules that the graph calls
         self.fakes = FakeRunner(fake_mode)
         self.functional = Functionalizer(self.graph, self.fakes)
+        if shorten:
+            self.functional.shorten()
         self.repeated = RepeatedCalls(self.functional, self.fakes)
         self.dispatches: list[Dispatch] = []
         self.reassigned = False  # whether a tensor got other memory without an operator
@@ -375,6 +378,7 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunctionSubclass():  # these calls are the recorder's, not the model's
             self.functional.source = source
             if self.reader.compact:
+                self.functional.whole()
                 call = self.repeated.record(op, args, kwargs, source)
                 if call is not NotImplemented:
                     self.reader.recorded(op, args, kwargs, call.result)
@@ -391,6 +395,7 @@ class Recorder(TorchDispatchMode):
                 self._check_values(op, args, kwargs)
                 return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if op in READS:
+            self.functional.whole()
             found = self.reader.read(op, args, kwargs)
             self.dispatches.append(Dispatch(op, args, kwargs, found, self.functional.source))
             return found
@@ -401,6 +406,8 @@ class Recorder(TorchDispatchMode):
         ):  # autograd calls it on the number in ``z * 1j``
             args = (self._number(args[0]), *args[1:])
         args, kwargs = self._known(args), self._known(kwargs)
+        if op not in COLLECTORS:
+            self.functional.ask_for((args, kwargs))
         if op is torch.ops.aten.where.self and args[0].dtype is torch.uint8:  # eager accepts it, fake tensors do not
             count = len(self.dispatches)
             with self:
@@ -431,6 +438,7 @@ class Recorder(TorchDispatchMode):
         except Exception as why:
             if not isinstance(why, _SIZED) and op.namespace == "aten":
                 raise
+            self.functional.whole()
             return self.reader.sized(op, args, kwargs, why)
 
     _line: Callable[..., str] = staticmethod(user_line)
@@ -470,6 +478,7 @@ class Recorder(TorchDispatchMode):
     def _finish(self, result: Any) -> GraphModule:
         self.functional.settle()
         leaves, out_spec = flatten_result(result)
+        self.functional.ask_for([self._ensure_known(leaf) for leaf in leaves if isinstance(leaf, Tensor)])
         values: list[Node] = []
         roots: dict[int, int] = {}  # base -> position among ``values``
         if self.reassigned:
@@ -502,7 +511,8 @@ class Recorder(TorchDispatchMode):
             not self.packs,
             self.context,
         )
-        return module
+        steps = self.functional.steps
+        return shortened(module, self.functional.whole) if steps is not None and steps.loops else module
 
     def _output(self, leaf: Any, values: list[Node], roots: dict[int, int]) -> OutputSpec:
         if is_number(leaf):

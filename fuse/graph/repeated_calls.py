@@ -87,7 +87,8 @@ class RepeatedCalls:
             position = self._position_after(template)
         template = position.template
         if template.parts is not None:
-            part = template.parts.get(args[1:]) or self._part(template, args)
+            key = self._metadata[id(args[0])], *args[1:]
+            part = template.parts.get(key) or self._part(template, key, args)
             if part is None:
                 return NotImplemented
             result = self._make(part[0], args)
@@ -99,16 +100,16 @@ class RepeatedCalls:
         call = _new_tuple(Dispatch, (op, args, kwargs, result, source))
         pending = self._pending
         pending.append((template, call))
-        if len(pending) >= MOST_PENDING:
+        if len(pending) >= MOST_PENDING and self._functional.steps is None:
             self._functional.settle()
         return call
 
-    def _part(self, template: CallTemplate, args: tuple[Any, ...]) -> tuple[Recipe, View] | None:
+    def _part(self, template: CallTemplate, key: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[Recipe, View] | None:
         """Recipe and view for the part that a ``select`` or ``slice`` reads; None if torch must compute it."""
         recipe = self._fakes.recipe_of_part(template.op, args)
         if recipe is None or template.parts is None:
             return None
-        found = template.parts[args[1:]] = recipe, View(template.op, args[1:], {})
+        found = template.parts[key] = recipe, View(template.op, args[1:], {})
         return found
 
     def _template_of(
@@ -123,9 +124,11 @@ class RepeatedCalls:
         metadata = None if is_recording() else self._fakes.metadata_of(args[0])
         if metadata is None:
             return None
-        found = self._known.get((id(op), metadata))
+        found = self._known.get((id(op), metadata.without_offset))
         if found is None:
-            found = self._known[id(op), metadata] = CallTemplate(op, (metadata,), parts={})
+            found = self._known[id(op), metadata.without_offset] = CallTemplate(
+                op, (metadata.without_offset,), parts={}
+            )
         return found
 
     def _is_known(self, value: Any) -> bool:
@@ -158,6 +161,8 @@ class RepeatedCalls:
 
     def learn(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Store a template for a call that was recorded with this result."""
+        if (steps := self._functional.steps) is not None:
+            steps.before.append(None)
         if id(op) in PARTS or ops.is_random(op) or not _is_plain((args, tuple(kwargs.values()))):
             return
         if op is torch.ops.aten._efficientzerotensor.default:  # recorded as zeros
@@ -167,7 +172,10 @@ class RepeatedCalls:
             return
         key = self._fakes.key(op, args, kwargs)
         found = self._fakes.recipes(key) if key is not None else None
-        if found is None or key in self._known:
+        known = self._known.get(key)
+        if steps is not None and isinstance(known, CallTemplate):
+            steps.before[-1] = known
+        if found is None or known is not None:
             return
         container, recipes = found
         parts = [result] if container is Tensor else list(result)
@@ -193,6 +201,8 @@ class RepeatedCalls:
             described(tuple(kwargs.items()), known_metadata, ignore_offset),
         )
         template = self._known[key] = CallTemplate(op, *given, container, recipes, views)
+        if steps is not None:
+            steps.before[-1] = template
         self._latest = self._position_after(template)
 
     def _learn_write(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:

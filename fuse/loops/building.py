@@ -20,6 +20,8 @@ from fuse import ops
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.graph.outputs import add_placeholder, finished
+from fuse.graph.short_graphs import remaining
+from fuse.loops import left_out
 from fuse.loops.body_operands import BodyOperand, Carry, Computed, MovingInput, StateRead, StepResult, TableRead, Within
 from fuse.loops.collectors import COLLECTORS
 from fuse.loops.loop_programs import copied, lasts_to_copy
@@ -60,7 +62,7 @@ def build(rolled: Rolled, *, persistent: bool = True) -> Built:
     module = finished(body.graph, results)
     source = rolled.typical[0].meta.get("source", "")
     inputs = (*(m.how for m in rolled.inputs), *(StepInput(0, 0, 1) for _ in rolled.constants))
-    spec = LoopSpec(len(rolled.steps), len(rolled.carries), inputs, len(collected), source, persistent=persistent)
+    spec = LoopSpec(rolled.count, len(rolled.carries), inputs, len(collected), source, persistent=persistent)
     return Built(Loop(module, spec), operands, values, tuple(collected))
 
 
@@ -221,7 +223,7 @@ class _Body:
 
 
 def last_states(rolled: Rolled) -> dict[tuple[StepResult, int], int]:
-    """The step results that are last states of the loop: (result, step) -> number of the carry."""
+    """The step results that are last states of the loop, or stand for them: (result, step) -> number of the carry."""
     count = len(rolled.steps)
     return {(carry.result, count - carry.lag): number for number, carry in enumerate(rolled.carries) if not carry.links}
 
@@ -258,7 +260,10 @@ def _may_be_collected(view: Node) -> bool:
     held, whole = view.meta["val"], owner(view).meta["val"]
     if isinstance(whole, torch.Tensor) and held.numel() > whole.numel():
         return False
-    return held.is_contiguous() or all(user.target in COLLECTORS for user in view.users)
+    return held.is_contiguous() or all(user.target in _COLLECTING for user in view.users)
+
+
+_COLLECTING = frozenset([*COLLECTORS, *left_out.COLLECTORS, remaining])
 
 
 def outside_reads(node: Node, position_of: Mapping[Node, object]) -> list[Read]:

@@ -55,7 +55,10 @@ ATTEMPTS = 4
 
 @dataclass
 class Rolled:
-    """A proved loop, ready to be built. ``slots``: the kind of each operand, by positions of node and leaf."""
+    """A proved loop, ready to be built. ``slots``: the kind of each operand, by positions of node and leaf.
+
+    ``left_out``: the loop takes so many steps more, which the graph does not have (:mod:`fuse.loops.left_out`).
+    """
 
     steps: list[list[Node]]
     carries: dict[Carry, Any] = field(default_factory=dict)  # with the metadata of the state
@@ -63,6 +66,12 @@ class Rolled:
     constants: dict[Numbers | StepTable, None] = field(default_factory=dict)
     invariants: dict[Node, None] = field(default_factory=dict)
     slots: dict[tuple[int, int], BodyOperand] = field(default_factory=dict)
+    left_out: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of steps that the loop takes."""
+        return len(self.steps) + self.left_out
 
     @property
     def typical(self) -> list[Node]:

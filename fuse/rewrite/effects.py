@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.graph.outputs import outputs_of
+from fuse.graph.short_graphs import STAND_INS
 from fuse.rewrite.nested import called_module, kind
 
 aten = torch.ops.aten
@@ -118,6 +119,8 @@ def is_pure(node: Node) -> bool:
         return bool(bodies) and all(is_pure(inner) for body in bodies for inner in body.graph.nodes)
     if node.op != "call_function" or node.target is operator.getitem:
         return node.op != "call_method"
+    if node.target in STAND_INS:
+        return True
     return isinstance(node.target, OpOverload) and _is_pure_operator(node.target) and not _may_raise(node)
 
 

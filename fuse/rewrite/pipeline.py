@@ -27,6 +27,7 @@ from fuse.devices import without_autocast
 from fuse.errors import FaultWarning
 from fuse.graph.fakes import out_of_inference
 from fuse.graph.garbage_collection import without_garbage_collection
+from fuse.graph.short_graphs import StepsNeeded, is_short
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
 from fuse.rewrite.recording import PassRecorder, recording
@@ -45,6 +46,7 @@ def run_passes(
 
     Raises:
         FuseError: a name is unknown.
+        StepsNeeded: the steps that a short graph leaves out do not become a loop.
 
     >>> import torch, fuse
     >>> graph = fuse.capture(torch.nn.Identity(), (torch.zeros(3),))
@@ -80,6 +82,8 @@ def _run_all(graph: GraphModule, chosen: Sequence[PassInfo], builder: _LedgerBui
             for body in changed:
                 _check(body)
         except Exception as error:  # any error of a pass, perhaps of a plugin
+            if is_short(graph):
+                raise StepsNeeded from error
             raise _PassFailed(info) from error
         if builder.recorder is not None:
             builder.recorder.settled(info.name)

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,14 +19,17 @@ from torch.fx import GraphModule
 
 from fuse.errors import CaptureError, CompileFailed, CompilerMissing, FaultWarning, FuseError, reason_of_fault
 from fuse.gradients.differentiating import by_loops
-from fuse.graph.capture import capture
+from fuse.graph.capture import capture, capture_short
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
 from fuse.graph.learned import truths_read
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Assigns
 from fuse.graph.requires_grad import RequiresGradOfArguments
+from fuse.graph.short_graphs import StepsNeeded, whole_graph
 from fuse.graph.signature import Attribute, Signature, held_tensor
+from fuse.passes.roll_whole_loops import roll_whole_loops
+from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiling import NotYet
@@ -251,9 +255,27 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
 
 
 def captured(maker: Maker, call: ModelCall) -> GraphModule:
-    """The call, captured and rewritten."""
-    graph = capture(maker.model, call.args, call.kwargs, maker.kept)
+    """The call, captured and rewritten; most steps of long loops are captured only where they do not become a loop."""
+    if maker.fuel is None and _rolls_first(maker.passes):
+        graph = capture_short(maker.model, call.args, call.kwargs, maker.kept)
+    else:
+        graph = capture(maker.model, call.args, call.kwargs, maker.kept)
     _decline(without_kernels(graph))
+    short = graph
+    try:
+        return _prepared(maker, graph)
+    except StepsNeeded:
+        return _prepared(maker, whole_graph(short))
+
+
+def _rolls_first(passes: Sequence[str] | None) -> bool:
+    """Whether loops are rolled, and passes of others run behind that: they need not know of steps that are left out."""
+    chosen = registry.select(passes)
+    before = list(takewhile(lambda info: info.name != roll_whole_loops.__name__, chosen))
+    return len(before) < len(chosen) and all(info.origin.startswith("fuse.") for info in before)
+
+
+def _prepared(maker: Maker, graph: GraphModule) -> GraphModule:
     if maker.frozen:
         freeze(graph, maker.model)
     _rewrite(maker, graph)
