@@ -22,7 +22,7 @@ from torch.fx import Node
 from fuse.graph.aliases import Alias, Base
 from fuse.graph.appending import Appender
 from fuse.graph.call_templates import CallTemplate
-from fuse.graph.repeated_steps import LEAST_STEPS, Noted, Part, Repeat, place_of, repeats_in, results_of
+from fuse.graph.repeated_steps import LEAST_STEPS, Noted, Part, RepeatedSteps, place_of, repeats_in, results_of
 from fuse.graph.short_graphs import (
     COLLECTORS,
     STEPS_KEPT,
@@ -56,7 +56,7 @@ class _Loop:
     """
 
     number: int
-    repeat: Repeat
+    repeat: RepeatedSteps
     noted: Sequence[Noted]
     last: Node
     known: Mapping[int, _Known]
@@ -137,7 +137,7 @@ class Steps:
         alias = self.aliases.get(id(tensor))
         return None if alias is None or alias.version != alias.base.version else selected(alias.node)
 
-    def _put_steps(self, noted: Sequence[Noted], repeat: Repeat, known: dict[int, _Known]) -> None:
+    def _put_steps(self, noted: Sequence[Noted], repeat: RepeatedSteps, known: dict[int, _Known]) -> None:
         functional, number, period = self.functional, len(self.loops), repeat.period
         openings: dict[Node, Node] = {}
 

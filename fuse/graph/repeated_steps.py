@@ -37,7 +37,7 @@ _MOST_RESULTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatedSteps:
     """``count`` equal steps of ``period`` operators from ``start`` on.
 
     ``made``: operator and number of each result, by its ``id``, as :func:`place_of` tells. ``moving``: operands from
@@ -69,7 +69,7 @@ def place_of(made: int) -> tuple[int, int]:
 
 def repeats_in(
     before: Sequence[CallTemplate | None], noted: Sequence[Noted], part: Callable[[Tensor], Part | None]
-) -> list[Repeat]:
+) -> list[RepeatedSteps]:
     """The repeats of at least :data:`LEAST_STEPS` steps among noted operators.
 
     ``before``: templates of operators before these, with which the first step may begin. ``part`` says what an outside
@@ -119,7 +119,7 @@ def _numbers(j: int, period: int, count: int, number: int = 0) -> range:
 
 def _proved(
     noted: Sequence[Noted], start: int, period: int, count: int, part: Callable[[Tensor], Part | None]
-) -> Repeat | None:
+) -> RepeatedSteps | None:
     """The repeat from ``start`` on, as far as operands correspond; None where these are too few steps."""
     if count < LEAST_STEPS:
         return None
@@ -130,7 +130,7 @@ def _proved(
     if any(map(_nests, templates)):
         return None
     made = _made(calls, period)
-    found = Repeat(start, period, count, made)
+    found = RepeatedSteps(start, period, count, made)
     fewest = count
     for j, template in enumerate(templates):
         column = [call.args for call in calls[j::period]]
@@ -144,7 +144,7 @@ def _proved(
 
 
 def _note(
-    found: Repeat, slot: Slot, column: Sequence[tuple[Any, ...]], part: Callable[[Tensor], Part | None]
+    found: RepeatedSteps, slot: Slot, column: Sequence[tuple[Any, ...]], part: Callable[[Tensor], Part | None]
 ) -> int | None:
     """Note what an operand is, and return in how many steps from the first it is so; None if there is no such loop."""
     operands = [args[slot.at] for args in column] if slot.item < 0 else [given(slot, args) for args in column]
@@ -173,7 +173,7 @@ def _note(
     return steps
 
 
-def _note_view(found: Repeat, j: int, column: Sequence[tuple[Any, ...]]) -> int:
+def _note_view(found: RepeatedSteps, j: int, column: Sequence[tuple[Any, ...]]) -> int:
     """Note of which operand from outside a view is, and return in how many steps from the first it reads places that
     are evenly spaced."""
     slot, typical = Slot(j, 0), column[LEAST_STEPS - 1][0]
