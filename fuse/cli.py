@@ -62,12 +62,28 @@ def run(arguments: Sequence[str]) -> int:
         except FuseError as error:
             message = str(error)
             _show_traceback(state)
-        except Exception as error:  # a fault of ours, told in one line
-            hint = "" if state["verbose"] else "; -v shows where"
-            message = f"internal error, {type(error).__name__}: {_one_line(str(error))}{hint}"
+        except Exception as error:
+            message = _unexpected(error, state["verbose"])
             _show_traceback(state)
-    click.echo(f"fuse: error: {_one_line(message)}", err=True)
+    click.echo(f"fuse: error: {_one_line(message)}{_advice(message)}", err=True)
     return ERROR
+
+
+def _unexpected(error: Exception, verbose: bool) -> str:
+    """An exception of the user's code at its line, or a fault of fuse."""
+    from fuse.graph.sources import line_of, raised_by_user  # imports torch, which an option's help does not need
+
+    text = f"{type(error).__name__}: {_one_line(str(error))}"
+    if raised_by_user(error):
+        return f"{line_of(error)} raised {text}"
+    return f"internal error, {text}" + ("" if verbose else "; -v shows where")
+
+
+def _advice(message: str) -> str:
+    """The way out of a frequent error."""
+    if "does not require grad and does not have a grad_fn" in message:
+        return "; inference runs without gradients, --train with them"
+    return ""
 
 
 def _show_traceback(state: dict[str, bool]) -> None:

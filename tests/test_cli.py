@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import subprocess
 import sys
@@ -220,6 +221,37 @@ def test_an_internal_error_is_one_line_too(
     assert cli.run(["show", model, "--quiet"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "fuse: error: internal error, ZeroDivisionError: first second; -v shows where"
+
+
+MODEL_THAT_FAILS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return {expression}
+
+get_init_inputs = list
+get_inputs = lambda: [torch.ones(2, 3, requires_grad=True)]
+"""
+
+
+@pytest.mark.parametrize("verb", ["check", "bench"])
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("x @ x", "cannot be multiplied"),
+        ("torch.autograd.grad(x.exp().sum(), x)[0]", "does not require grad.*; inference runs without gradients, --train"),
+        ("x.no_such_attribute", "no_such_attribute"),
+    ],
+)
+def test_an_error_of_the_model_names_its_line(
+    verb: str, expression: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "failing.py").write_text(MODEL_THAT_FAILS.format(expression=expression))
+    assert cli.run([verb, str(tmp_path / "failing.py"), "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(rf"fuse: error: failing.py:7 raised \w+: .*{said}", line)
 
 
 def test_an_interrupt_is_no_traceback(

@@ -22,7 +22,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-_INTERNAL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_FUSE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_INTERNAL = (os.path.dirname(torch.__file__) + os.sep, _FUSE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
 _RUN_NODE = torch.fx.Interpreter.run_node.__code__
 _STANDARD = os.path.dirname(os.__file__) + os.sep
@@ -152,6 +153,17 @@ def line_traced(stack: str) -> str:
     """
     found = [(name, line) for name, line in _FRAME.findall(stack) if is_users(name)]
     return line_at(found[-1][0], int(found[-1][1])) if found else ""
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """Whether the user's code, or an operator that it calls, raised ``error``.
+
+    Behind the user's last frame, fuse has none but those of modes that watch operators.
+    """
+    entries = traceback.extract_tb(error.__traceback__)
+    last = max((i for i, entry in enumerate(entries) if is_users(entry.filename)), default=len(entries))
+    own = [entry.name for entry in entries[last:] if entry.filename.startswith(_FUSE)]
+    return last < len(entries) and set(own) <= {"__torch_dispatch__", "__torch_function__"}
 
 
 def line_of(error: BaseException) -> str:
