@@ -18,13 +18,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -32,21 +31,19 @@ from fuse.graph.fakes import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
-from fuse.kernel.sized import lowering_for, sizes_are_told
-from fuse.runtime import tuning
-from fuse.runtime.compiling import Compilations, Compiling, NotYet, compiling
+from fuse.kernel.sized import sizes_are_told
+from fuse.runtime.call_keys import key_of_call
+from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.differentiable import TWICE
 from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import flatten, modes, overlaps
 from fuse.runtime.making import Maker, ModelCall, make
-from fuse.runtime.mutated_attributes import kind_of_call
+from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.parts import Parts, Told
-from fuse.runtime.patience import Patience
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.reaching import further_call, made_up
 from fuse.runtime.refusals import refused_call, refused_model
-from fuse.runtime.rehearsing import SizesOfCalls, kind, varying
 from fuse.runtime.specialised import LARGEST_UNUSED, Missed
 from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.states import (
@@ -101,9 +98,7 @@ class Engine:
         self._lock = ForkedLock()
         self._maker = Maker(model, freeze, passes, fuel, self._lock, quiet=quiet)
         self._parts = Parts(model, self._of_part, self._lock)
-        self._sizes = SizesOfCalls(dynamic_shapes)
-        self._patience = Patience()
-        self._compilations = Compilations()
+        self._new_sizes = NewSizes(self._maker, dynamic_shapes)
         self._kinds = KindsOfCalls()
         self._observed: Observed | None = None
         self._found: Compiled | None = None
@@ -137,13 +132,12 @@ class Engine:
             if declined is not None and times >= LARGEST_IN_VAIN:
                 return self._served(declined, (), args, kwargs)
             between = self._between(call)
-            if (seconds := self._better_later(call, between)) is not None:
+            if (seconds := self._new_sizes.too_early(call, self._held(), between)) is not None:
                 return self._not_yet(call, between, seconds)
             try:
                 found, is_new = self._make(call, between)
             except NotYet:
-                way, size = self._way(call), kind_of_call(call.leaves, call.spec)
-                return self._not_yet(call, between, self._compilations.waits(way, size))
+                return self._not_yet(call, between, self._new_sizes.waits(call, self._held()))
             if found[0].family is None:
                 return self._served(*found, args, kwargs)
             try:
@@ -274,7 +268,7 @@ class Engine:
             return self._specialised(first, call)
         numbers = [len(c.confirmation.served) for c, _ in alike if c.confirmation]
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
-            with self._lock, without_garbage_collection(), self._lowering(call):
+            with self._lock, without_garbage_collection(), self._new_sizes.lowering(call):
                 known = [pair[0] for pair in self._alike(first, call)]
                 made = make(self._maker, call, family, known)
                 if made in known:
@@ -355,42 +349,29 @@ class Engine:
                     between = None
                 if not beyond:
                     started = time.perf_counter()
-                size, resized = kind_of_call(call.leaves, call.spec), between is not None and not beyond
-                with without_garbage_collection(), unlogged(), self._lowering(call):
-                    how = self._compiling(call)
+                resized = between is not None and not beyond
+                with without_garbage_collection(), unlogged(), self._new_sizes.lowering(call):
+                    how = self._new_sizes.compiling(call, self._held())
                     try:
                         with compiling(how):
                             compiled = make(self._maker, call, resized=between.captured() if between else None)
                             if not how.allowed and compiled.training is not None:
                                 compiled.training.wait()
                     except NotYet:
-                        self._patience.captured(kind(self._maker, call), size, time.perf_counter() - started, resized)
+                        self._new_sizes.captured(call, time.perf_counter() - started, resized)
                         raise
                     of_many = sizes_are_told()
                 seconds = time.perf_counter() - started
                 if compiled.program is not None:
-                    self._patience.captured(kind(self._maker, call), size, seconds, compiled.resized and not beyond)
+                    self._new_sizes.captured(call, seconds, compiled.resized and not beyond)
                 if not (compiled.once or (compiled.program is None and self._may_pass(compiled, call))):
                     state = self._remember(compiled)
                     if of_many:
-                        self._compilations.made(self._way(call), how, seconds)
+                        self._new_sizes.compiled(call, self._held(), how, seconds)
                     if not self.freeze:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model)
                 found = compiled, _given(compiled, call)
             return found, is_new
-
-    def _compiling(self, call: ModelCall) -> Compiling:
-        """Whether kernels may be compiled for the call that is lowered."""
-        ones = self._sizes.seen.ones(call.leaves, call.spec)
-        if self.dynamic_shapes != "auto" or self.freeze or tuning.enabled() or not (sizes_are_told() or ones):
-            return Compiling()
-        return Compiling(self._compilations.allowed(self._way(call), ones))
-
-    def _way(self, call: ModelCall) -> Hashable:
-        """Equal for calls that differ in sizes only, the model being in one state."""
-        state = next((state.guard for state in self._states if state.guard.holds()), None)
-        values = tuple(None if isinstance(leaf, Tensor) else repr(leaf) for leaf in call.leaves)
-        return kind(self._maker, call), modes(), values, state
 
     def _reached(self, call: ModelCall, beyond: Between) -> Between | None:
         """What serves a call beyond all captured sizes once others, further out, are captured."""
@@ -398,16 +379,16 @@ class Engine:
         if further is None:
             return None
         beyond.kind.reaches -= 1
-        with without_garbage_collection(), unlogged(), self._lowering(further):
+        with without_garbage_collection(), unlogged(), self._new_sizes.lowering(further):
             captured = made_up(self._maker, further, beyond.kind)
         between = beyond.kind.reached(captured, layouts_of(call.leaves)) if captured is not None else None
         if between is None:
             beyond.kind.reaches -= MOST_REACHED // 3 - 1
         return between
 
-    def _lowering(self, call: ModelCall) -> AbstractContextManager[None]:
-        """Regions that are lowered inside are those of this call."""
-        return lowering_for(varying(self._sizes, self._maker, call), self._sizes.seen.remarks)
+    def _held(self) -> StateGuard | None:
+        """The state that the model is in, where it has variants."""
+        return next((state.guard for state in self._states if state.guard.holds()), None)
 
     def _remember(self, compiled: Compiled) -> ModelState:
         state = current(self._states, compiled)
@@ -430,34 +411,13 @@ class Engine:
 
     # ---- running eager ---------------------------------------------------------------------------------------------
 
-    def _better_later(self, call: ModelCall, between: Between | None) -> float | None:
-        """The seconds of a capture that is not worth it yet, as sizes keep changing; None where the call is captured.
-
-        Who declares sizes, or that there are none, has captures.
-        """
-        if self.dynamic_shapes != "auto":
-            return None
-        within, beyond = between is not None and between.within, between is not None and not between.within
-        size = kind_of_call(call.leaves, call.spec)
-        way, ones = self._way(call), self._sizes.seen.ones(call.leaves, call.spec)
-        if (seconds := self._compilations.price(way, size, ones)) is not None:
-            return seconds
-        if self._compilations.is_due(way):
-            return None
-        return self._patience.expected(kind(self._maker, call), size, within, beyond)
-
     def _not_yet(self, call: ModelCall, between: Between | None, seconds: float) -> Any:
         """The result of a call that is captured once its size has come often enough."""
         why = f"sizes keep changing: one runs eager until that has taken as long as its program ({seconds:.3f} s)"
-        beyond = between is not None and not between.within
-        size = kind_of_call(call.leaves, call.spec)
         started = time.perf_counter()
         result = self._eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
         with self._lock:
-            seconds = time.perf_counter() - started
-            self._patience.ran_eager(kind(self._maker, call), size, seconds, beyond)
-            ones = self._sizes.seen.ones(call.leaves, call.spec)
-            self._compilations.ran_eager(self._way(call), ones, seconds)
+            self._new_sizes.ran_eager(call, self._held(), between, time.perf_counter() - started)
         return result
 
     def _may_pass(self, compiled: Compiled, call: ModelCall) -> bool:
@@ -471,7 +431,7 @@ class Engine:
 
     def _kind(self, call: ModelCall) -> Hashable:
         """Equal for calls that differ in the contents of tensors only."""
-        return kind_of_call(call.leaves, call.spec), modes(), self.model.training
+        return key_of_call(call.leaves, call.spec), modes(), self.model.training
 
     def _never_settles(self, call: ModelCall) -> Fallback | None:
         """Why a call is not compiled once more: what earlier ones left behind or found was different each time."""
@@ -484,7 +444,7 @@ class Engine:
         kept = self._maker.kept
         if not kept:
             return None
-        size = kind_of_call(call.leaves, call.spec)
+        size = key_of_call(call.leaves, call.spec)
         alike = [c for s in self._states if s.guard.holds() for c in s.variants if c.carried and c.carried.call == size]
         if len(alike) < LARGEST_CARRIED:
             return None

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from fuse.graph.mutated_attributes import current
 from fuse.graph.result_structure import flatten_result
 from fuse.graph.signature import Advance, Attribute, MutatedAttribute
+from fuse.runtime.call_keys import key_of_call
 
 Slot = tuple[nn.Module, str]
 
@@ -75,18 +76,8 @@ def carried(model: nn.Module, kept: Sequence[MutatedAttribute], leaves: Sequence
         tuple(slot for slot, one in zip(slots, kept, strict=True) if one.read),
         tuple(slot for slot, one in zip(slots, kept, strict=True) if one.counted),
         tuple((slot, one.attribute.entries) for slot, one in zip(slots, kept, strict=True) if one.assigned),
-        kind_of_call(leaves, spec),
+        key_of_call(leaves, spec),
     )
-
-
-def kind_of_call(leaves: Sequence[Any], spec: Any) -> Hashable:
-    """A key that is equal for calls that differ in the contents of tensors only.
-
-    >>> import torch
-    >>> kind_of_call((torch.ones(2), 3), None) == kind_of_call((torch.zeros(2), 3), None)
-    True
-    """
-    return tuple((leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves), repr(spec)
 
 
 def tensors_of(model: nn.Module, attributes: Sequence[Attribute]) -> list[Tensor]:

@@ -342,3 +342,23 @@ def test_the_taps_of_a_window_are_no_sizes() -> None:
     for h, w, a, b in [(8, 10, 4, 5), (16, 12, 8, 6), (20, 14, 10, 7), (20, 12, 5, 12), (4, 28, 4, 7)]:
         x, y = torch.randn(1, 2, h, w), torch.randn(1, 2, a, b)
         torch.testing.assert_close(fused(x, y), Pools()(x, y))
+
+
+class Rude:
+    """An argument that must not be printed."""
+
+    scale = 2.0
+
+    def __repr__(self) -> str:
+        raise AssertionError("printed")
+
+
+def test_no_code_of_an_argument_runs_while_calls_are_counted() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, rude: Rude) -> Tensor:
+            return torch.tanh(x) * rude.scale
+
+    fused, rude = fuse.compile(Scaled()), Rude()
+    for size in (3, 5, 8, 3, 11, 13, 17, 19, 23, 29, 31, 37):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(fused(x, rude), torch.tanh(x) * 2)

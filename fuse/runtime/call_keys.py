@@ -1,0 +1,34 @@
+"""Keys of calls that are counted together: how often they could not be captured, how long they took."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PLAIN = frozenset((int, float, complex, bool, str, bytes, NoneType, torch.dtype, torch.device))
+
+
+def key_of_call(leaves: Sequence[Any], spec: Any) -> Hashable:
+    """A key that is equal for calls that differ in the contents of tensors and of objects only.
+
+    >>> key_of_call((torch.ones(2), 3), None) == key_of_call((torch.zeros(2), 3), None)
+    True
+    >>> key_of_call((torch.ones(2), 3), None) == key_of_call((torch.ones(3), 3), None)
+    False
+    """
+    tensors = tuple((leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
+    return tensors, tuple(map(key_of_value, leaves)), spec
+
+
+def key_of_value(leaf: Any) -> Hashable:
+    """A key of an argument: the value of a plain one, the class of another. No code of that class runs for it.
+
+    >>> key_of_value(2) == key_of_value(2.0), key_of_value(0.0) == key_of_value(-0.0)
+    (False, False)
+    """
+    kind: type[Any] = type(leaf)
+    return kind, repr(leaf) if kind in _PLAIN else ""

@@ -1,0 +1,91 @@
+"""Calls of sizes that are new to a model: whether one gets a program now, and whether the compiler may run for it.
+
+    x [99, 7, 8]    captured and compiled                          the first sizes of a kind of call
+    x [37, 4, 8]    gets the graph and the kernels of others       no capture, no compiler
+    x [500, 2, 8]   eager, until eager calls took as long          a capture or the compiler may not be worth it yet
+
+:mod:`fuse.runtime.patience` counts captures, :mod:`fuse.runtime.compiling` counts what the compiler took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from fuse.kernel.sized import lowering_for, sizes_are_told
+from fuse.runtime import tuning
+from fuse.runtime.call_keys import key_of_call, key_of_value
+from fuse.runtime.compiling import Compilations, Compiling, Ones
+from fuse.runtime.generalised import Between
+from fuse.runtime.guards import modes
+from fuse.runtime.making import Maker, ModelCall
+from fuse.runtime.patience import Patience
+from fuse.runtime.rehearsing import SizesOfCalls, kind, varying
+from fuse.runtime.state_guard import StateGuard
+
+
+class NewSizes:
+    """The sizes that calls of one model had, and what programs for them took.
+
+    ``declared``: the dimensions that may vary, "auto", or None for none. ``state`` is the state of the model in which
+    a call is made, where it has variants.
+    """
+
+    def __init__(self, maker: Maker, declared: Any) -> None:
+        self._maker = maker
+        self._automatic = declared == "auto"
+        self._sizes = SizesOfCalls(declared)
+        self._patience = Patience()
+        self._compilations = Compilations()
+
+    def lowering(self, call: ModelCall) -> AbstractContextManager[None]:
+        """A context in which regions are lowered for a call: sizes that vary are arguments of its kernels."""
+        return lowering_for(varying(self._sizes, self._maker, call), self._sizes.seen.remarks)
+
+    def compiling(self, call: ModelCall, state: StateGuard | None) -> Compiling:
+        """Whether kernels may be compiled for the call that is lowered."""
+        ones = self._ones(call)
+        if not self._automatic or self._maker.frozen or tuning.enabled() or not (sizes_are_told() or ones):
+            return Compiling()
+        return Compiling(self._compilations.allowed(self._key(call, state), ones))
+
+    def too_early(self, call: ModelCall, state: StateGuard | None, between: Between | None) -> float | None:
+        """The seconds of a program that is not worth them yet, as sizes keep changing; None if the call gets one now.
+
+        Where sizes are declared, or declared constant, each call gets one.
+        """
+        if not self._automatic:
+            return None
+        within, beyond = between is not None and between.within, between is not None and not between.within
+        size, key = key_of_call(call.leaves, call.spec), self._key(call, state)
+        if (seconds := self._compilations.price(key, size, self._ones(call))) is not None:
+            return seconds
+        if self._compilations.is_due(key):
+            return None
+        return self._patience.expected(kind(self._maker, call), size, within, beyond)
+
+    def waits(self, call: ModelCall, state: StateGuard | None) -> float:
+        """Note that a call waits for the compiler; the seconds that this would take."""
+        return self._compilations.waits(self._key(call, state), key_of_call(call.leaves, call.spec))
+
+    def captured(self, call: ModelCall, seconds: float, resized: bool) -> None:
+        """Note that a call was captured, or got the graph of others (``resized``)."""
+        self._patience.captured(kind(self._maker, call), key_of_call(call.leaves, call.spec), seconds, resized)
+
+    def compiled(self, call: ModelCall, state: StateGuard | None, how: Compiling, seconds: float) -> None:
+        """Note that a program for sizes that vary was made."""
+        self._compilations.made(self._key(call, state), how, seconds)
+
+    def ran_eager(self, call: ModelCall, state: StateGuard | None, between: Between | None, seconds: float) -> None:
+        """Note that a call ran eager, which waits for a capture or for the compiler."""
+        beyond = between is not None and not between.within
+        self._patience.ran_eager(kind(self._maker, call), key_of_call(call.leaves, call.spec), seconds, beyond)
+        self._compilations.ran_eager(self._key(call, state), self._ones(call), seconds)
+
+    def _ones(self, call: ModelCall) -> Ones:
+        return self._sizes.seen.ones(call.leaves, call.spec)
+
+    def _key(self, call: ModelCall, state: StateGuard | None) -> Hashable:
+        """A key that is equal for calls that differ in sizes only, the model being in one state."""
+        return kind(self._maker, call), modes(), tuple(map(key_of_value, call.leaves)), state
