@@ -23,7 +23,7 @@ FIRST = ((27, 3), (24, 5), (29, 4), (28, 6))
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The sizes of each capture that is made; every new size gets its program at its first call."""
     made: list[tuple[int, ...]] = []
-    own, joint = making.capture, making.capture_joint
+    own, joint = making.capture_short, making.capture_joint
 
     def capture(model: nn.Module, args: tuple[Tensor, ...], *more: object) -> object:
         made.append(tuple(args[0].shape))
@@ -33,7 +33,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         made.append(tuple(args[0].shape))
         return joint(model, args, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(making, "capture", capture)
+    monkeypatch.setattr(making, "capture_short", capture)
     monkeypatch.setattr(making, "capture_joint", capture_joint)
     monkeypatch.setattr(patience, "SETTLED", 1_000_000)
     monkeypatch.setattr(compiling, "AT_ONCE", 1_000_000)
