@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fuse import ops
 from fuse.graph.layouts import eager_strides, strides_of_view
+from fuse.graph.locks import ForkedLock
 from fuse.graph.mixed_norms import eager_dtype
 from fuse.graph.strides import contiguous_strides
 
@@ -327,14 +328,31 @@ def out_of_inference() -> Iterator[None]:
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
     """A context in which fake tensors do not log a traceback for each operator that does not fit; here that is
-    expected."""
+    expected. The logger is as before once no thread is in such a context."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
+    with _silence.lock:
+        if _silence.contexts == 0:
+            _silence.disabled_before, logger.disabled = logger.disabled, True
+        _silence.contexts += 1
     try:
         yield
     finally:
-        logger.disabled = before
+        with _silence.lock:
+            _silence.contexts -= 1
+            if _silence.contexts == 0:
+                logger.disabled = _silence.disabled_before
+
+
+class _Silence:
+    """The contexts of all threads in which fake tensors do not log."""
+
+    def __init__(self) -> None:
+        self.lock = ForkedLock()
+        self.contexts = 0
+        self.disabled_before = False
+
+
+_silence = _Silence()
 
 
 def mode_of(value: Tensor) -> FakeTensorMode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fuse.graph.fake_mode import FakeMode
-from fuse.graph.fakes import FakeRunner
+from fuse.graph.fakes import FakeRunner, unlogged
 
 aten = torch.ops.aten
 
@@ -145,3 +146,15 @@ def test_gradients_are_recorded_where_they_are_on(mode: FakeTensorMode) -> None:
         assert not runner.run(aten.select.int, (weight, 0, 0), {}).requires_grad
     assert runner.run(aten.tanh.default, (weight,), {}).requires_grad
     assert runner.run(aten.select.int, (weight, 0, 0), {}).requires_grad
+
+
+def test_torchs_log_is_as_before_once_overlapping_contexts_end() -> None:
+    """As in two threads that capture: the first context ends before the second."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    first, second = unlogged(), unlogged()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert logger.disabled
+    second.__exit__(None, None, None)
+    assert not logger.disabled
