@@ -24,13 +24,25 @@ aten = torch.ops.aten
 
 def formula(op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     """The function that is recorded for the gradients of an LSTM layer; None for other operators, cells or dtypes."""
-    if op is not aten.mkldnn_rnn_layer_backward.default or args[0].dtype is not torch.float32:
+    if op is not aten.mkldnn_rnn_layer_backward.default or args[0].dtype not in (torch.float32, torch.bfloat16):
         return None
     mode, sizes = args[14], args[20]
     return lstm_layer_backward if mode == LSTM_MODE and not sizes else None
 
 
-def lstm_layer_backward(
+def lstm_layer_backward(*args: Any) -> tuple[Tensor, ...]:
+    """Gradients of the input, the two weights, the two biases and the two states, as the library orders them.
+
+    bfloat16 gradients are computed in float32 and rounded once.
+    """
+    narrow = args[0].dtype
+    if narrow is torch.float32:
+        return _gradients(*args)
+    wide: list[Any] = [a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    return tuple(gradient.to(narrow) for gradient in _gradients(*wide))
+
+
+def _gradients(
     x: Tensor,
     w: Tensor,
     u: Tensor,
@@ -51,7 +63,6 @@ def lstm_layer_backward(
     biased: bool,
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the input, the two weights, the two biases and the two states, as the library orders them."""
     steps, width = x.shape[0], h0.shape[1]
     order = range(steps - 1, -1, -1) if backwards else range(steps)
     start = h0.unsqueeze(0)

@@ -128,6 +128,28 @@ def test_double_trains(layer: type[nn.RNNBase]) -> None:
     assert_trains(layer(8, 16).double(), torch.randn(6, 3, 8, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("way", ["autocast", "bfloat16", "bfloat16, whose states are detached"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_bfloat16_trains_with_gradients_computed_in_float32(name: str, way: str) -> None:
+    layer = nn.LSTM(8, 16, **SETTINGS[name])
+    model = Truncated(layer, "states") if "detached" in way else layer
+    x = torch.randn((3, 6, 8) if layer.batch_first else (6, 3, 8))
+    if way != "autocast":
+        model, x = model.bfloat16(), x.bfloat16()
+    exact = copy.deepcopy(model).double()
+    exact(x.double())[0].square().sum().backward()
+    fused = fuse.compile(copy.deepcopy(model))
+    for run in (fused, model):
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+            result = run(x)[0]
+        result.square().sum().backward()
+    assert fused.last_run.fallbacks == ()
+    for mine, eager, true in zip(fused.parameters(), model.parameters(), exact.parameters(), strict=True):
+        assert mine.grad.dtype == eager.grad.dtype
+        error, others = ((p.grad.double() - true.grad).norm() for p in (mine, eager))
+        assert error <= 1.5 * others + 1e-3 * true.grad.norm()
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_halves_train_without_the_library_which_takes_them_in_inference_only(layer: type[nn.RNNBase]) -> None:
     model, x = layer(8, 16).half(), torch.randn(6, 3, 8).half()
