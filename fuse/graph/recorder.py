@@ -38,6 +38,7 @@ from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, probing
 from fuse.graph.attributes import Change, is_own
+from fuse.graph.byte_masks import has_byte_masks, with_masks
 from fuse.graph.conversions import idle_conversions
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_parameters import with_fake_parameters
@@ -408,10 +409,10 @@ class Recorder(TorchDispatchMode):
         args, kwargs = self._known(args), self._known(kwargs)
         if op not in COLLECTORS:
             self.functional.ask_for((args, kwargs))
-        if op is torch.ops.aten.where.self and args[0].dtype is torch.uint8:  # eager accepts it, fake tensors do not
+        if has_byte_masks(op, args):
             count = len(self.dispatches)
             with self:
-                result = torch.where(args[0] != 0, *args[1:])
+                result = op(*with_masks(args), **kwargs)
             del self.dispatches[count:]
             self.dispatches.append(Dispatch(op, args, kwargs, result, source))
             return result

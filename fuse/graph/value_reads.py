@@ -103,7 +103,7 @@ class Reader:
         self._varying = Varying(inputs.fixed)
         self._read: list[str] = []  # the user's line of each read
         self._sized: list[tuple[Tensor, Tensor]] = []  # fake tensors, with their values in this call
-        self._counted: set[Node] = set()  # masks whose number of chosen elements is known in this call
+        self._counted: set[int] = set()  # keys of masks whose number of chosen elements is known in this call
         self._gradients = gradients
         self._dispatches = dispatches
         self._copies = IndexCopies()
@@ -250,7 +250,7 @@ class Reader:
 
     def _is_counted(self, op: OpOverload, args: tuple[Any, ...]) -> bool:
         """Whether ``op`` selects elements by a mask whose number of chosen elements is known."""
-        return selects_by_mask(op, args) and self._node(args[1][0]) in self._counted
+        return selects_by_mask(op, args) and self._keys.of(self._node(args[1][0])) in self._counted
 
     def recorded(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note that ``op`` was recorded. Sizes found by :meth:`sized` are learned now, or when a function may read
@@ -267,7 +267,7 @@ class Reader:
             else:
                 self._learn_size(node)
             if selects_by_mask(op, args):
-                self._counted.add(self._node(args[1][0]))
+                self._counted.add(self._keys.of(self._node(args[1][0])))
         self._sized.clear()
 
     def _learn_size(self, node: Node) -> None:

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torch.nn.utils import parametrizations
 from torch.utils import _pytree as pytree
 
+import fuse
 from fuse import ops
 from fuse.check.oracle import check
 from fuse.cost.observe import CountingMode
@@ -409,6 +410,39 @@ def test_a_condition_of_bytes_is_followed_as_eager_follows_it() -> None:
     condition = torch.tensor([0, 1, 2], dtype=torch.uint8)
     report = check(Chosen(), (condition, torch.randn(3), torch.randn(3)))
     assert (report.problems, report.fallbacks, report.observed) == ((), (), (2, 1))
+
+
+class ChoosesByBytes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor, elements: Tensor, rows: Tensor) -> Any:
+        y = x * self.scale
+        z = y + 1
+        z[rows] = y[rows] * 2
+        return y[elements] * 3, y[rows, 2] + 1, z
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("train", [False, True])
+def test_masks_of_bytes_choose_as_in_eager(train: bool) -> None:
+    elements = torch.tensor([[0, 1, 2, 0, 255], [0, 0, 3, 1, 1]], dtype=torch.uint8)
+    rows = torch.tensor([0, 7], dtype=torch.uint8)
+    report = check(ChoosesByBytes(), (torch.randn(2, 5), elements, rows), train=train)
+    assert (report.problems, report.fallbacks) == ((), ())
+    assert (report.observed, report.observed_backward) == ((9, 5), (18, 7) if train else None)
+
+
+def test_a_number_is_not_written_by_a_mask_of_bytes_which_eager_refuses(calls: Any) -> None:
+    def writes(x: Tensor, mask: Tensor) -> Tensor:
+        y = x.tanh()
+        y[mask] = 0.5
+        return y
+
+    fused = fuse.compile(calls(writes))
+    with pytest.raises(RuntimeError, match="only supports boolean masks"):
+        fused(torch.ones(2), torch.ones(2, dtype=torch.uint8))
 
 
 class Grouped(nn.Module):
