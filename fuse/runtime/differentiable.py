@@ -15,7 +15,8 @@ Backward graphs compute with these, so that they are computed from the input her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -38,18 +39,13 @@ LARGEST_DIFFERENCE, LARGEST_ROUNDED = 0.01, 1e-4
 floats; and root mean square of the difference, for sums that are all but 0. Rounding differs between a kernel and its
 operators; other inputs differ by far more."""
 
-Held = Callable[[InputSpec], Tensor]
-"""The parameter, buffer or constant that a placeholder stands for."""
-
 
 @dataclass(frozen=True)
 class InputsOfCall:
-    """What is known of the inputs of a call in its backward pass: the ``signature``'s, whose tensors are ``held`` by
-    the model. By position: the ``leaves`` of autograd that need gradients, ``saved`` ones, and arguments ``given`` that
-    the call did not save."""
+    """What is known of the inputs of a call, those of ``signature``, in its backward pass. By position: the ``leaves``
+    of autograd that need gradients, ``saved`` ones, and tensors ``given`` that the call did not save."""
 
     signature: Sequence[InputSpec]
-    held: Held
     leaves: dict[int, Tensor]
     saved: dict[int, Tensor]
     given: dict[int, ref[Tensor]]
@@ -59,16 +55,54 @@ class InputsOfCall:
         found: list[Tensor] = []
         for position, spec in enumerate(self.signature):
             tensor = self.leaves.get(position, self.saved.get(position))
-            if tensor is None and position in self.given:
+            if tensor is None:
                 tensor = self.given[position]()
-            elif tensor is None:
-                tensor = self.held(spec)
-                if tensor.requires_grad:
-                    return f"{spec.name} was computed for the call"
             if tensor is None:
                 return f"{spec.name} is no longer there"
             found.append(tensor)
         return found
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int | None]:
+    """The versions of tensors, which writes change; None for tensors of inference mode, which have none.
+
+    >>> x = torch.zeros(2)
+    >>> _ = x.add_(1)
+    >>> versions([x])
+    [1]
+    """
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [None if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def dependent(graph: GraphModule, inputs: Container[int]) -> set[int]:
+    """Positions of the outputs that depend on the inputs at positions ``inputs``."""
+    found: dict[Node, set[int] | None] = {}  # nodes that depend on them, with the results that do; None for all
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    found.update((node, None) for number, node in enumerate(placeholders) if number in inputs)
+    for node in graph.graph.nodes:
+        read = found.keys() & node.all_input_nodes
+        if node.op == "output":
+            results = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
+            return {position for position, result in enumerate(results) if result in found}
+        if not read:
+            continue
+        positions = [i for i, argument in enumerate(node.args) if isinstance(argument, Node) and argument in found]
+        part = graph.get_submodule(node.target) if node.op == "call_module" else None
+        results = found[node.args[0]] if node.target is operator.getitem else None
+        if results is not None:
+            if node.args[1] in results:
+                found[node] = None
+        elif isinstance(part, GraphModule):
+            if some := dependent(part, positions):
+                found[node] = some
+        elif node.target is aten._native_batch_norm_legit_functional.default and node.args[5] and min(positions) > 2:
+            found[node] = {3, 4}  # in training, only the new running statistics depend on the old ones
+        else:
+            found[node] = None
+    return set()
 
 
 def refusal(graphs: Sequence[GraphModule]) -> str | None:

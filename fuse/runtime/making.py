@@ -27,7 +27,7 @@ from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Assigns
 from fuse.graph.requires_grad import RequiresGradOfArguments
 from fuse.graph.short_graphs import StepsNeeded, whole_graph
-from fuse.graph.signature import Attribute, Signature, held_tensor
+from fuse.graph.signature import Attribute, Signature
 from fuse.passes.roll_whole_loops import roll_whole_loops
 from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
@@ -251,7 +251,7 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
         rewritten(found.forward)
         return found.forward, None
     begins = begin or (lambda graph: _begin(maker, graph))
-    return found.forward, Training(found, rewritten, begins, maker.lock, lambda spec: held_tensor(spec, maker.model))
+    return found.forward, Training(found, rewritten, begins, maker.lock)
 
 
 def captured(maker: Maker, call: ModelCall) -> GraphModule:

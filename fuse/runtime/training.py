@@ -28,7 +28,7 @@ from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sized import call_at_hand, lowering_of
-from fuse.runtime.differentiable import TWICE, Held, InputsOfCall, WithStatistics, refusal, same_values
+from fuse.runtime.differentiable import TWICE, InputsOfCall, WithStatistics, dependent, refusal, same_values, versions
 from fuse.runtime.guards import picker
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
@@ -41,6 +41,8 @@ Finish = Callable[[], Program | Reference]
 """A function that waits until a program's kernels are compiled, and returns the program."""
 
 Begin = Callable[[GraphModule], Finish]
+
+CHANGED = "an input of the call was changed since"
 
 
 @dataclass
@@ -91,7 +93,6 @@ class Training:
     rewrite: Callable[[GraphModule], None]
     begin: Begin
     lock: ForkedLock
-    held: Held
     rewritten: RewrittenGraphs | None = None
     twice: bool = False
     program: Program | Reference = field(init=False)
@@ -132,11 +133,9 @@ class Training:
         kept = [what for what in self.given if what.kind != "tangent"]
         self.saved = picker([what.index + (inputs if what.kind == "saved" else 0) for what in kept])
         self.saved_inputs = {what.index: number for number, what in enumerate(kept) if what.kind == "input"}
-        self.not_saved = tuple(
-            i
-            for i, spec in enumerate(self.signature.inputs)
-            if spec.kind in ("argument", "attribute") and i not in self.saved_inputs
-        )
+        self.written = frozenset(mutation.input_index for mutation in self.signature.mutations)
+        self.not_saved = tuple(i for i in range(inputs) if i not in self.saved_inputs)
+        self.unchanged = picker([i for i in self.not_saved if i not in self.written])
         ready = ready or RewrittenGraphs(self.given, *self._rewritten_backward(frozenset()))
         self._backward = self._begun(ready.backward, ready.gradients, frozenset())
         self.rewritten = ready
@@ -221,9 +220,16 @@ class Training:
         return chosen.select((*values, None))
 
     def differentiable(
-        self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], inputs: InputsOfCall
+        self,
+        saved: Sequence[Tensor],
+        tangents: Sequence[Tensor | None],
+        inputs: InputsOfCall,
+        before: Sequence[int | None],
     ) -> tuple[Any, ...] | str:
-        """As :meth:`backward`, but the gradients have a history; or the reason why they cannot have one."""
+        """As :meth:`backward`, but the gradients have a history; or the reason why they cannot have one.
+
+        ``before``: the versions that the ``unchanged`` inputs had in the call.
+        """
         chosen = self._backward_for(tangents)
         if chosen is None:
             return (None,) * (1 + len(self.signature.inputs))
@@ -232,15 +238,28 @@ class Training:
         tensors = inputs.tensors()
         if isinstance(tensors, str):
             return tensors
+        if versions(self.unchanged(tensors)) != before:
+            return CHANGED
         with WithStatistics():
-            again = same_values(self.saved((*tensors, *self.joint.forward(*tensors))), saved)
-        if again is None:
-            return "an input of the call was changed since"
+            computed = self.saved((*tensors, *self.joint.forward(*tensors)))
+        if self._reads_written(computed):
+            return "the call writes to an input that it reads"
+        if (again := same_values(computed, saved)) is None:
+            return CHANGED
         given = [*chosen.pick((*again, *tangents)), *chosen.constants]
         for tangent in chosen.tangents:
             given[tangent.position] = tangent.with_history(given[tangent.position])
         with WithStatistics():
             return chosen.select((*chosen.graph(*given), None))
+
+    def _reads_written(self, again: Sequence[Tensor]) -> bool:
+        """Whether values with a history, computed ``again``, depend on inputs that the call has written meanwhile."""
+        found = dependent(self.joint.forward, self.written)
+        kept = (what for what in self.given if what.kind != "tangent")
+        return any(
+            one.requires_grad and what.kind == "saved" and what.index in found
+            for one, what in zip(again, kept, strict=True)
+        )
 
     def _backward_for(self, tangents: Sequence[Tensor | None]) -> _Backward | None:
         """The backward program for a loss of the results that have gradients; None if no result has one."""
@@ -305,9 +324,7 @@ class Training:
         assert self.rewritten is not None
         forward, backward, *own = graphs
         joint = replace(self.joint, forward=forward, backward=own[0] if own else backward)
-        return Training(
-            joint, self.rewrite, self.begin, self.lock, self.held, replace(self.rewritten, backward=backward)
-        )
+        return Training(joint, self.rewrite, self.begin, self.lock, replace(self.rewritten, backward=backward))
 
 
 @dataclass(eq=False)
@@ -355,8 +372,8 @@ class _Step(torch.autograd.Function):
             ctx.mark_non_differentiable(*(leaves[i] for i in training.constant))
         ctx.save_for_backward(*training.saved((*tensors, *values)))
         ctx.ran = ran
-        if training.not_saved:
-            ctx.given = tuple(ref(tensors[i]) for i in training.not_saved)
+        ctx.given = tuple(ref(tensors[i]) for i in training.not_saved)
+        ctx.versions = versions(training.unchanged(tensors))
         ran.saves = True
         return leaves
 
@@ -380,13 +397,12 @@ def _with_history(ctx: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor |
     leaves = {i: node.variable for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _is_leaf(node)}
     inputs = InputsOfCall(
         training.signature.inputs,
-        training.held,
         leaves,
         {i: saved[number] for i, number in training.saved_inputs.items()},
-        dict(zip(training.not_saved, getattr(ctx, "given", ()), strict=True)),
+        dict(zip(training.not_saved, ctx.given, strict=True)),
     )
     with without_autocast():
-        found = training.differentiable(saved, tangents, inputs)
+        found = training.differentiable(saved, tangents, inputs, ctx.versions)
         if not isinstance(found, str):
             ran.launched, ran.fallbacks = 0, (Fallback("backward", "", TWICE),)
             return found

@@ -190,6 +190,62 @@ def test_an_input_that_was_changed_or_is_gone_raises() -> None:
             g.sum().backward()
 
 
+class Scaled(nn.Module):
+    """A buffer and a parameter that the call does not save, because the gradient of tanh needs its result only."""
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.full((4,), 0.1))
+        self.register_buffer("scale", torch.full((4,), 1000.0))
+        self.counts = counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts:
+            self.scale += 1
+            return torch.tanh(x * (self.scale / 1000))
+        return torch.tanh(x + self.shift + self.scale / 1000)
+
+
+@torch.no_grad()
+def slightly(model: nn.Module, name: str) -> None:
+    model.get_parameter(name).mul_(1.001) if name == "shift" else model.get_buffer(name).mul_(1.001)
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
+    "written parameter": (lambda model: slightly(model, "shift"), "was changed"),
+    "written buffer": (lambda model: slightly(model, "scale"), "was changed"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_slight_change_of_the_model_raises(change: str) -> None:
+    model, x = Scaled(), torch.ones(3, 4, requires_grad=True)
+    y = fuse.compile(model)(x).sum()
+    alter, reason = CHANGES[change]
+    alter(model)
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match=reason):
+        g.sum().backward()
+
+
+def test_an_exchanged_buffer_is_that_of_the_call() -> None:
+    found = []
+    for compiled in (True, False):
+        model, x = Scaled(), torch.ones(3, 4, requires_grad=True)
+        y = (fuse.compile(model) if compiled else model)(x).sum()
+        model.scale = model.scale * 1.001
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        found += torch.autograd.grad(g.sum(), x)
+    torch.testing.assert_close(*found)
+
+
+def test_a_buffer_that_the_call_writes_and_reads_raises() -> None:
+    x = torch.ones(3, 4, requires_grad=True)
+    (g,) = torch.autograd.grad(fuse.compile(Scaled(counts=True))(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="writes to an input that it reads"):
+        g.sum().backward()
+
+
 def test_a_gradient_penalty_trains_as_eager_does() -> None:
     """Critic steps of Gulrajani et al., "Improved Training of Wasserstein GANs", NeurIPS 2017."""
     torch.manual_seed(0)
