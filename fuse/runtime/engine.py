@@ -38,13 +38,14 @@ from fuse.runtime.declared import check_declaration
 from fuse.runtime.differentiable import TWICE
 from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import flatten, modes, overlaps
+from fuse.runtime.in_vain import InVain
 from fuse.runtime.making import Maker, ModelCall, make
 from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.parts import Parts, Told
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.reaching import further_call, made_up
 from fuse.runtime.refusals import refused_call, refused_model
-from fuse.runtime.specialised import LARGEST_UNUSED, Missed
+from fuse.runtime.specialised import Missed
 from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.states import (
     LARGEST_VARIANTS,
@@ -64,8 +65,6 @@ from fuse.runtime.variants import Compiled, LastRun, counted, together
 
 LARGEST_CARRIED = 4
 LARGEST_CONTEXTS = 8
-LARGEST_IN_VAIN = 8
-"""Captures in vain of one kind of call, after which it runs eager without another, whatever else has changed."""
 _NUMBER = re.compile(r"-?\b\d+(\.\d+)?\b")
 
 Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[Told, ...]]
@@ -94,7 +93,7 @@ class Engine:
         self.fuel = fuel
         self.dynamic_shapes = dynamic_shapes
         self._states: States = ()
-        self._declined: dict[Hashable, tuple[int, Compiled]] = {}  # calls not captured: how often, the last variant
+        self._in_vain = InVain()
         self._lock = ForkedLock()
         self._maker = Maker(model, freeze, passes, fuel, self._lock, quiet=quiet)
         self._parts = Parts(model, self._of_part, self._lock)
@@ -128,8 +127,7 @@ class Engine:
                 or self._never_settles(call)
             ):
                 return self._eager(args, kwargs, reason)
-            times, declined = self._declined.get(self._kind(call), (0, None))
-            if declined is not None and times >= LARGEST_IN_VAIN:
+            if (declined := self._in_vain.instead(self._kind(call))) is not None:
                 return self._served(declined, (), args, kwargs)
             between = self._between(call)
             if (seconds := self._new_sizes.too_early(call, self._held(), between)) is not None:
@@ -234,7 +232,7 @@ class Engine:
     def forget(self) -> None:
         """Make every variant anew when it is next needed."""
         self._states = ()
-        self._declined.clear()
+        self._in_vain.clear()
 
     # ---- choosing among specialisations ----------------------------------------------------------------------------
 
@@ -364,7 +362,9 @@ class Engine:
                 seconds = time.perf_counter() - started
                 if compiled.program is not None:
                     self._new_sizes.captured(call, seconds, compiled.resized and not beyond)
-                if not (compiled.once or (compiled.program is None and self._may_pass(compiled, call))):
+                if not (
+                    compiled.once or (compiled.program is None and self._in_vain.failed(self._kind(call), compiled))
+                ):
                     state = self._remember(compiled)
                     if of_many:
                         self._new_sizes.compiled(call, self._held(), how, seconds)
@@ -419,15 +419,6 @@ class Engine:
         with self._lock:
             self._new_sizes.ran_eager(call, self._held(), between, time.perf_counter() - started)
         return result
-
-    def _may_pass(self, compiled: Compiled, call: ModelCall) -> bool:
-        """Note that a call was not captured; whether it may be the next time, because it has other values then."""
-        of_call = self._kind(call)
-        times = self._declined.pop(of_call, (0, compiled))[0] + 1
-        self._declined[of_call] = times, compiled
-        if len(self._declined) > LARGEST_VARIANTS:
-            del self._declined[next(iter(self._declined))]
-        return compiled.passing and times < LARGEST_UNUSED
 
     def _kind(self, call: ModelCall) -> Hashable:
         """Equal for calls that differ in the contents of tensors only."""

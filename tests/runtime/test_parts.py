@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import fuse
 from fuse.check.oracle import check
 from fuse.runtime import making, parts
-from fuse.runtime.engine import LARGEST_IN_VAIN
+from fuse.runtime.in_vain import LARGEST_ALIKE, LEAST_WAIT
 from fuse.runtime.module import Fused
 
 
@@ -403,9 +403,31 @@ def test_a_call_that_never_can_be_captured_is_not_tried_each_time(monkeypatch: p
         return self.after(self.inner[0](h)) + torch.ones(3).to_sparse().to_dense().sum()
 
     fused = inferred(model(between), 20)
-    assert len(captures) <= LARGEST_IN_VAIN + 8  # the parts are captured, too
+    assert len(captures) <= LARGEST_ALIKE + 8  # the parts are captured, too
     assert fused.last_run is not None
     assert fused.last_run.kernels > 0
+
+
+def test_a_call_that_can_be_captured_later_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first calls warm up: they change the state, and fail for a reason that then is gone."""
+    captures: list[int] = []
+    original = making.captured
+    monkeypatch.setattr(making, "captured", lambda *given: captures.append(0) or original(*given))
+
+    class WarmsUp(nn.Module):
+        step = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.step < 10:
+                self.step += 1
+                x = x.to_sparse().to_dense()
+            return x.tanh() * 2
+
+    fused, x = fuse.compile(WarmsUp()), torch.randn(4)
+    for call in range(LARGEST_ALIKE + LEAST_WAIT + 2):
+        torch.testing.assert_close(fused(x), x.tanh() * 2)
+        assert (fused.last_run.fallbacks == ()) == (call >= LARGEST_ALIKE + LEAST_WAIT)
+    assert len(captures) == LARGEST_ALIKE + 1
 
 
 def test_inference_mode_and_show() -> None:
