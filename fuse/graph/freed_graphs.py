@@ -41,9 +41,11 @@ def is_freed(leaf: Tensor) -> bool:
     >>> x = torch.ones(2, requires_grad=True)
     >>> y, z = x.exp(), x.sin()
     >>> _ = torch.autograd.grad(y.sum(), x)
-    >>> is_freed(y), is_freed(z), is_freed(y + z)
-    (True, False, False)
+    >>> is_freed(y), is_freed(z), is_freed(y + z), is_freed(x)
+    (True, False, False, False)
     """
+    if leaf.is_leaf:
+        return False
     seen: set[Any] = set()
     worklist = [leaf.grad_fn]
     while worklist:

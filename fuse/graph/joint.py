@@ -140,7 +140,9 @@ class JointRecorder(Recorder):
             requires_grad = self._without_freed(forward, requires_grad)
         detached = frozenset(i for i, spec in enumerate(outputs) if spec.kind == "input" and self._detached(spec, i))
         inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
-        if not requires_grad or not inputs:
+        if requires_grad and not inputs:
+            raise CaptureError("the result needs gradients of a new tensor only; a graph cannot hold that")
+        if not requires_grad:
             return Joint(forward, detached=detached)
         eagers = self._why_eagers()
         if differentiate is not None:

@@ -536,7 +536,8 @@ class Recorder(TorchDispatchMode):
             return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
         needs_gradients = leaf.requires_grad and not self.gradients
         if needs_gradients and not is_freed(leaf):
-            raise CaptureError("the result needs gradients (torch.enable_grad in forward); it runs in eager mode")
+            made = "a new tensor collects them" if leaf.is_leaf else "torch.enable_grad in forward"
+            raise CaptureError(f"the result needs gradients ({made}); it runs in eager mode")
         if leaf.is_conj() or leaf.is_neg():
             raise CaptureError("the result is lazily conjugated or negated; it runs in eager mode")
         is_whole = _layout(leaf, base.root) == _layout(base.root, base.root)

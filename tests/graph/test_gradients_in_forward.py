@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_mode
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vmap
+from torch.utils import _pytree as pytree
 
 import fuse
 from fuse.graph.freed_graphs import MESSAGE
@@ -170,3 +172,35 @@ def test_an_input_without_memory_runs_eager() -> None:
     torch.testing.assert_close(fused(torch._efficientzerotensor((4, 3))), torch.zeros(4, 3))
     torch.testing.assert_close(fused(torch.ones(4, 3)), torch.ones(4, 3).tanh())
     torch.testing.assert_close(fused(torch._efficientzerotensor((4, 3))), torch.zeros(4, 3))
+
+
+class NewLeaf(nn.Module):
+    """``way``: what is done with a new tensor that collects gradients."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        new = torch.ones(4, requires_grad=True)
+        if self.way == "used":
+            return (self.linear(x) * new).tanh()
+        return (x * new).tanh() if self.way == "alone" else (self.linear(x) * new, new)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("way", ["used", "alone", "returned"])
+@pytest.mark.filterwarnings("ignore:NewLeaf runs eager")
+def test_new_tensors_that_collect_gradients_leave_results_as_eager_does(way: str, grad: bool) -> None:
+    model, x = NewLeaf(way), torch.randn(2, 4)
+    fused = fuse.compile(copy.deepcopy(model))
+    with torch.set_grad_enabled(grad):
+        results = [pytree.tree_leaves(run(x)) for run in (model, fused)]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+        assert (one.requires_grad, one.is_leaf) == (other.requires_grad, other.is_leaf)
+        if one.requires_grad:
+            other.sum().backward()
+    if way == "used":
+        assert fused.last_run.fallbacks == ()
