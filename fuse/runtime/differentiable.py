@@ -211,14 +211,16 @@ _STATISTICS: dict[Any, Callable[..., tuple[Tensor, ...]]] = {
 
 def same_values(again: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor] | None:
     """The values that a call saved, with the history of those computed ``again``; None where these are others, but for
-    rounding.
+    rounding. Inputs and results of the call keep their own history, and the hooks in it.
 
     >>> x = torch.ones(8, requires_grad=True)
     >>> same_values([2 * x], [torch.full((8,), 2.0)]), same_values([2 * x], [torch.zeros(8)])
     ([tensor([2., 2., 2., 2., 2., 2., 2., 2.], grad_fn=<MulBackward0>)], None)
     """
-    found = [one if one.requires_grad else other for one, other in zip(again, saved, strict=True)]
-    return found if all(map(_same, found, saved)) else None
+    pairs = list(zip(again, saved, strict=True))
+    if not all(_same(one, other) for one, other in pairs if one.requires_grad):
+        return None
+    return [one if one.requires_grad and not other.requires_grad else other for one, other in pairs]
 
 
 def _same(again: Tensor, saved: Tensor) -> bool:
