@@ -25,7 +25,7 @@ REASONS = {
     (
         "conditions",
         "Gt_GtE",
-        "if node in seen or around.place.get(node, 0) > last:",
+        "if node in seen or around.position.get(node, 0) > last:",
     ): "the last node is in the match, which is asked before",
     ("matching", "LeaveOut", "if step.node in own:"): (
         "costs only: what comes of such candidates is dropped at the end"

@@ -36,7 +36,8 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True)
 class PassInfo:
-    """One registered pass. ``origin``: the module that defines it. ``enabled``: it runs without being selected."""
+    """One registered pass. ``origin``: the module that defines it. ``enabled``: it runs without being selected.
+    ``behind_others``: passes of other packages in its stage run earlier."""
 
     name: str
     function: PassFunction
@@ -47,6 +48,7 @@ class PassInfo:
     before: tuple[str, ...]
     before_gradients: bool
     enabled: bool
+    behind_others: bool = False
 
 
 _installed: Installed[PassInfo] = Installed(
@@ -65,6 +67,7 @@ def register_pass(
     before: str | Iterable[str] = (),
     before_gradients: bool | None = None,
     enabled: bool = True,
+    behind_others: bool = False,
 ) -> Callable[[PassFunction], PassFunction]:
     """Register a generator of verdicts as the pass of its own name.
 
@@ -72,7 +75,8 @@ def register_pass(
     and ``before`` name passes that must run earlier and later. ``before_gradients``: in training, the pass also runs on
     the recorded call, before gradients are taken loop by loop; autograd then differentiates its result. The default is
     True for the stages clean and loops. The first line of the docstring (of the function, otherwise of the module) is
-    the summary that ``fuse passes`` prints. A pass with ``enabled=False`` runs only when it is selected.
+    the summary that ``fuse passes`` prints. A pass with ``enabled=False`` runs only when it is selected. Passes of
+    other packages run earlier than one that is ``behind_others`` in their stage, unless their ``after`` says otherwise.
 
     Raises:
         FuseError: the name is taken, or there is no such stage.
@@ -108,6 +112,7 @@ def register_pass(
             before=_names(before),
             before_gradients=differentiated,
             enabled=enabled,
+            behind_others=behind_others,
         )
         return function
 
@@ -180,7 +185,12 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
     """
     infos = list(passes)
     by_name = {info.name: info for info in infos}
-    rank = {info.name: (STAGES.index(info.stage), index) for index, info in enumerate(infos)}
+    rank = {info.name: (STAGES.index(info.stage), index, index) for index, info in enumerate(infos)}
+    behind = {info.stage: rank[info.name] for info in reversed(infos) if info.behind_others}
+    for info in infos:
+        if info.stage in behind and not info.origin.startswith("fuse."):
+            stage, index, _ = behind[info.stage]
+            rank[info.name] = stage, index - 1, len(infos) + rank[info.name][1]  # just before, in their own order
     sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(by_name, ()))
     for info in infos:
         for other in (*info.after, *info.before):
@@ -200,7 +210,7 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
             f"passes {stuck} declare an order that contradicts itself; change their after= or before="
         ) from None
     result: list[PassInfo] = []
-    ready: list[tuple[tuple[int, int], str]] = []
+    ready: list[tuple[tuple[int, int, int], str]] = []
     while sorter.is_active():
         for name in sorter.get_ready():
             heapq.heappush(ready, (rank[name], name))

@@ -64,7 +64,7 @@ def test_registering_a_name_twice_says_how_that_happens(opt_in):
 
 def test_the_built_in_passes_clean_up_before_they_merge():
     order = names(registry.registered())
-    wanted = ["dead_code", "common_subexpressions", "view_chains", "no_ops", "constant_folding", "merge_sibling_gemms"]
+    wanted = ["dead_code", "view_chains", "common_subexpressions", "no_ops", "constant_folding", "merge_sibling_gemms"]
     assert [name for name in order if name in wanted] == wanted
     assert order.index("merge_sibling_gemms") < order.index("merge_shared_weight_gemms")
 

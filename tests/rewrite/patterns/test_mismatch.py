@@ -35,8 +35,8 @@ def test_what_is_drawn_lies_in_the_graph(try_pattern):
         return torch.tanh(torch.exp(x) * 3 + torch.sin(y))
 
     (outcome,) = try_pattern(scaled, model, randn(3), randn(3)).outcomes
-    assert {ours.name: theirs.name for ours, theirs in outcome.drawing.places.items()} == {"exp": "exp", "sin": "sin"}
-    assert {theirs.graph for theirs in outcome.drawing.places.values()} == {outcome.candidate.graph}
+    assert {ours.name: theirs.name for ours, theirs in outcome.drawing.nodes.items()} == {"exp": "exp", "sin": "sin"}
+    assert {theirs.graph for theirs in outcome.drawing.nodes.values()} == {outcome.candidate.graph}
     assert [node.name for node in outcome.drawing.inputs.values()] == ["args_0", "args_1"]
 
 

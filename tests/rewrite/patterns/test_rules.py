@@ -239,7 +239,7 @@ def test_an_operator_makes_only_the_terms_it_is_indexed_under(what, one, other, 
     for function in (one, other):
         traced = trace(function, arguments, Environment({}, {}), FakeTensorMode(allow_non_fake_inputs=True))
         index = GraphIndex(GraphModule({}, traced.graph))
-        for node in index.place:
+        for node in index.position:
             if isinstance(node.target, OpOverload):
                 assert {step.term.name for step in index.steps_of(node)} <= may_make(node.target), node.format_node()
 
