@@ -25,7 +25,7 @@ REASONS = {
     (
         "conditions",
         "Gt_GtE",
-        "if node in seen or around.position.get(node, 0) > last:",
+        "if node in seen or around.place.get(node, 0) > last:",
     ): "the last node is in the match, which is asked before",
     ("matching", "LeaveOut", "if step.node in own:"): (
         "costs only: what comes of such candidates is dropped at the end"
@@ -34,26 +34,27 @@ REASONS = {
     (
         "matching",
         "Gt_NotEq",
-        "several = {position: one for position, one in matches.items() if len(one.outputs) > 1}",
+        "several = {place: one for place, one in matches.items() if len(one.outputs) > 1}",
     ): "a match has one result at least",
+    ("matching", "LeaveOut", "if len(several) < 2:"): "costs only: a circle needs two",
     (
         "matching",
         "Gt_NotEq",
-        "parts = [part for part in networkx.strongly_connected_components(quotient) if len(part) > 1]",
+        "circles = [part for part in networkx.strongly_connected_components(quotient) if len(part) > 1]",
     ): "a strongly connected component has one node at least",
     (
         "replacing",
         "Gt_NotEq",
         'shared = own.op == "placeholder" or owners.count(own) > 1',
     ): "each owner is counted once at least",
-    ("exact_match", "Lt_NotEq", "if len(results) < len(outputs):"): "the results are some of the outputs",
+    ("exact", "Lt_NotEq", "if len(results) < len(outputs):"): "the results are some of the outputs",
     (
-        "exact_match",
+        "exact",
         "Eq_GtE",
         "return single and torch.Size(one.shape).numel() == torch.Size(other.shape).numel()",
     ): "no graph has the term of a reshape to another number of elements",
     (
-        "exact_match",
+        "exact",
         "Eq_LtE",
         "return single and torch.Size(one.shape).numel() == torch.Size(other.shape).numel()",
     ): "no graph has the term of a reshape to another number of elements",
@@ -62,7 +63,7 @@ REASONS = {
         "Lt_NotEq",
         "if own is None or own.shape.viewed < 0:",
     ): "no operator is a view of another operand than its first",
-    ("index", "Eq_GtE", "if own.shape.viewed == position:"): "no operator is a view of another operand than its first",
+    ("index", "Eq_GtE", "if own.shape.viewed == place:"): "no operator is a view of another operand than its first",
     ("views", "Eq_GtE", "if count == x.shape[dim]:"): "a slice has no more elements than what it is taken from",
     ("views", "Gt_NotEq", "if len(b.shape) > 2:"): "the right operand of a product has two dimensions at least",
 }
