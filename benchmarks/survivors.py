@@ -47,14 +47,14 @@ REASONS = {
         "Gt_NotEq",
         'shared = own.op == "placeholder" or owners.count(own) > 1',
     ): "each owner is counted once at least",
-    ("exact", "Lt_NotEq", "if len(results) < len(outputs):"): "the results are some of the outputs",
+    ("exact_match", "Lt_NotEq", "if len(results) < len(outputs):"): "the results are some of the outputs",
     (
-        "exact",
+        "exact_match",
         "Eq_GtE",
         "return single and torch.Size(one.shape).numel() == torch.Size(other.shape).numel()",
     ): "no graph has the term of a reshape to another number of elements",
     (
-        "exact",
+        "exact_match",
         "Eq_LtE",
         "return single and torch.Size(one.shape).numel() == torch.Size(other.shape).numel()",
     ): "no graph has the term of a reshape to another number of elements",
