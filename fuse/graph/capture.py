@@ -49,7 +49,7 @@ def capture(
 
     >>> graph = capture(nn.Linear(3, 2), (torch.zeros(4, 3),))
     >>> [str(node.target) for node in graph.graph.nodes]
-    ['input', 'weight', 'bias', 'aten.t.default', 'aten.addmm.default', 'output']
+    ['input_1', 'weight', 'bias', 'aten.t.default', 'aten.addmm.default', 'output']
     >>> graph.meta["signature"].inputs[1]
     InputSpec(kind='parameter', name='weight', index=-1, value=None)
     """

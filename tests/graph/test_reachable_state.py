@@ -194,7 +194,7 @@ def test_an_array_that_is_an_argument_is_read_in_each_call() -> None:
             assert fused.last_run.fallbacks == ()
         for unwatched in (np.zeros(3_000_000), np.zeros(3, dtype=object)):
             fused = fuse.compile(Scales())
-            with pytest.warns(UserWarning, match="an argument is a ndarray too large"):
+            with pytest.warns(UserWarning, match="an argument is a ndarray of objects, or too large"):
                 assert [float(fused(torch.ones(1), unwatched)), unwatched.put(1, 3)] == [0, None]
             assert fused(torch.ones(1), unwatched).item() == 3
 
