@@ -35,13 +35,16 @@ from fuse.loops.body_operands import StepResult
 from fuse.loops.building import Built, build, call_loop, last_states, operand_node, outside_reads
 from fuse.loops.collectors import dimension_of, pieces_of
 from fuse.loops.distributing import Split, call_split, split
-from fuse.loops.left_out import closings, remainder, steps_left_out
 from fuse.loops.loop_boundaries import segments
 from fuse.loops.reads import Obstacle
 from fuse.loops.rolling import LEAST_STEPS, Rolled, RolledPart, bytes_carried, find_loop
+from fuse.loops.short_loops import closings, remainder, steps_left_out
 from fuse.loops.stopping import stop_of
 from fuse.loops.tokens import spelled
+from fuse.passes.common_subexpressions import common_subexpressions
+from fuse.passes.no_ops import no_ops
 from fuse.rewrite import effects, regions, surgery
+from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -50,6 +53,7 @@ _STACKS, _CATS = (aten.stack.default, stack_of_steps), (aten.cat.default, cat_of
 _ALL_COLLECTORS = (*_STACKS, *_CATS)
 MOST_WIDER = 8
 """Limit on the carried bytes of a step, as a multiple of the least possible, if no step stays outside."""
+_SIMPLIFYING = (common_subexpressions.__name__, no_ops.__name__)
 MOST_FUSED = 2_000
 """The most elementwise operators of one kernel that still compiles fast."""
 
@@ -129,6 +133,7 @@ def judged(graph: GraphModule, proved: Rolled, reason: str | None, step_by_step:
         yield declined(proved.steps[0], reason)
         return
     built = build(proved)
+    run_passes(built.loop.body, _SIMPLIFYING)  # of a loop with a kernel, no later pass sees the body
     values = result_values(proved, built)
     built.loop.strides = tuple(value.stride() for value in values)
     nodes = [node for step in proved.steps for node in step]

@@ -23,8 +23,8 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.graph.short_graphs import WHOLE, StepsNeeded, is_short
 from fuse.loops.body_operands import BodyOperand, Computed, MovingInput
-from fuse.loops.left_out import needs_steps, opened
 from fuse.loops.rolling import Rolled, lasting
+from fuse.loops.short_loops import needs_steps, opened
 from fuse.passes.roll_loops import roll
 from fuse.passes.view_chains import view_chains
 from fuse.rewrite.registry import register_pass

@@ -108,7 +108,7 @@ class Steps:
     closings: dict[int, Node] = field(default_factory=dict)
     """Stand-ins for single results, by ``id``."""
     remaining: dict[Node, Sequence[Tensor]] = field(default_factory=dict)
-    """What each stand-in for several tensors stands for."""
+    """Stand-in for several tensors -> these tensors."""
 
     def __post_init__(self) -> None:
         self.aliases = _Aliases(self)
@@ -133,7 +133,7 @@ class Steps:
         self.functional.put(noted[done:])
 
     def _part(self, tensor: Tensor) -> Part | None:
-        """What a tensor from outside selects, as a node."""
+        """The source node, dimension and index that an outside tensor selects; None if it is no selected part."""
         alias = self.aliases.get(id(tensor))
         return None if alias is None or alias.version != alias.base.version else selected(alias.node)
 

@@ -43,7 +43,6 @@ from fuse.graph.conversions import idle_conversions
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_parameters import with_fake_parameters
 from fuse.graph.fakes import FakeRunner
-from fuse.graph.freed_graphs import is_freed
 from fuse.graph.functional import Functionalizer
 from fuse.graph.hidden_fakes import fakes_hidden
 from fuse.graph.learned import Learning
@@ -52,15 +51,16 @@ from fuse.graph.naming import argument_name, identifier, names_of_state, paramet
 from fuse.graph.outputs import add_placeholder, finished
 from fuse.graph.packed_sequences import packed_by_masks
 from fuse.graph.reachable_state import reached_by
-from fuse.graph.read_numbers import WantsPlain, is_number, node_of
+from fuse.graph.read_numbers import WantsPlain
 from fuse.graph.reassigning import reassignments_noted
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.repeated_calls import RepeatedCalls
 from fuse.graph.requires_grad import RequiresGradOfArguments, needed_at_first, switched
-from fuse.graph.result_structure import flatten_result, is_constant
+from fuse.graph.result_leaves import ResultLeaves
+from fuse.graph.result_structure import flatten_result
 from fuse.graph.seeding import followed
 from fuse.graph.short_graphs import COLLECTORS, shortened
-from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
+from fuse.graph.signature import Attribute, Dispatch, InputSpec, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.value_checks import check_values, values_checked
 from fuse.graph.value_reads import READS, Inputs, Reader, reads_followed
@@ -480,32 +480,17 @@ class Recorder(TorchDispatchMode):
         self.functional.settle()
         leaves, out_spec = flatten_result(result)
         self.functional.ask_for([self._ensure_known(leaf) for leaf in leaves if isinstance(leaf, Tensor)])
-        values: list[Node] = []
-        roots: dict[int, int] = {}  # base -> position among ``values``
         if self.reassigned:
             raise CaptureError("forward assigns the .data of a tensor, or swaps it; a graph cannot hold that")
-        first: dict[int, int] = {}
-        outputs = tuple(
-            OutputSpec("repeat", first[id(leaf)])
-            if isinstance(leaf, Tensor) and first.setdefault(id(leaf), i) != i
-            else self._output(leaf, values, roots)
-            for i, leaf in enumerate(leaves)
-        )
-        mutations = []
-        for index, fake in enumerate(self.placeholders):
-            base = self.functional.aliases[id(fake)].base
-            if base.version and base.input_index == index:
-                mutations.append(Mutation(index, len(values)))
-                values.append(base.node)
-        module = finished(self.graph, values, self.modules)
-        module.meta[
-            "may_stop"
-        ] = not self.gradients  # loops may stop early, depending on learned values: loops/stopping.py
+        found = ResultLeaves(self.functional, self.placeholders, self._ensure_known, self.numbers, self.gradients)
+        outputs, mutations = found.outputs(leaves), found.mutations()
+        module = finished(self.graph, found.values, self.modules)
+        module.meta["may_stop"] = not self.gradients  # loops, if learned values decide that (loops/stopping.py)
         module.meta["signature"] = Signature(
             tuple(self.inputs),
             outputs,
             out_spec,
-            tuple(mutations),
+            mutations,
             tuple(self.dispatches),
             self.overlay.mutated(),
             self.learning,
@@ -514,45 +499,6 @@ class Recorder(TorchDispatchMode):
         )
         steps = self.functional.steps
         return shortened(module, self.functional.whole) if steps is not None and steps.loops else module
-
-    def _output(self, leaf: Any, values: list[Node], roots: dict[int, int]) -> OutputSpec:
-        if is_number(leaf):
-            return OutputSpec("number", self.numbers[node_of(leaf)])
-        if not isinstance(leaf, Tensor):
-            if not (is_constant(leaf) or isinstance(leaf, Advance)):
-                raise CaptureError(
-                    f"the result holds a {type(leaf).__name__}; a graph cannot make a new one in each call; "
-                    "it runs in eager mode"
-                )
-            return OutputSpec("python", value=leaf)
-        leaf = self._ensure_known(leaf)
-        alias = self.functional.aliases[id(leaf)]
-        base = alias.base
-        if leaf is not base.root and (leaf.dtype, _lazy(leaf)) != (base.root.dtype, _lazy(base.root)):
-            raise CaptureError(f"the result holds a view of {base.root.dtype} as {leaf.dtype}; it runs in eager mode")
-        if base.input_index is not None:
-            index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
-            root = self.placeholders[index]
-            return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
-        needs_gradients = leaf.requires_grad and not self.gradients
-        if needs_gradients and not is_freed(leaf):
-            made = "a new tensor collects them" if leaf.is_leaf else "torch.enable_grad in forward"
-            raise CaptureError(f"the result needs gradients ({made}); it runs in eager mode")
-        if leaf.is_conj() or leaf.is_neg():
-            raise CaptureError("the result is lazily conjugated or negated; it runs in eager mode")
-        is_whole = _layout(leaf, base.root) == _layout(base.root, base.root)
-        is_first = id(base) not in roots
-        if is_first:
-            roots[id(base)] = len(values)
-            values.append(self._fresh(base.node))
-        view = None if is_whole and is_first else _layout(leaf, base.root)
-        return OutputSpec("graph", roots[id(base)], view, freed=needs_gradients)
-
-    def _fresh(self, node: Node) -> Node:
-        """A copy of a constant made in ``forward``, which is a new tensor in each call."""
-        if node.op != "placeholder":
-            return node
-        return self.functional.emit(torch.ops.aten.clone.default, (node,), {})
 
 
 @contextlib.contextmanager
@@ -566,12 +512,3 @@ def _unwarned() -> Iterator[None]:
 def _at(error: BaseException) -> str:
     line = line_of(error)
     return f" at {line}" if line else ""
-
-
-def _lazy(tensor: Tensor) -> tuple[bool, bool]:
-    return tensor.is_conj(), tensor.is_neg()
-
-
-def _layout(tensor: Tensor, root: Tensor) -> Layout:
-    """The layout of ``tensor``, its offset counted from ``root``'s."""
-    return Layout(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset() - root.storage_offset()))

@@ -112,7 +112,7 @@ def _made(calls: Sequence[Dispatch], period: int) -> dict[int, int]:
 
 
 def _numbers(j: int, period: int, count: int, number: int = 0) -> range:
-    """What stands for result ``number`` of operator ``j`` of each step."""
+    """The codes, one a step, of result ``number`` of operator ``j``; see :func:`place_of`."""
     first, step = j * _MOST_RESULTS + number, period * _MOST_RESULTS
     return range(first, first + step * count, step)
 
@@ -146,7 +146,8 @@ def _proved(
 def _note(
     found: RepeatedSteps, slot: Slot, column: Sequence[tuple[Any, ...]], part: Callable[[Tensor], Part | None]
 ) -> int | None:
-    """Note what an operand is, and return in how many steps from the first it is so; None if there is no such loop."""
+    """Note the source of an operand. Returns the number of steps, from the first on, that read it from there; None if
+    the steps are no loop."""
     operands = [args[slot.at] for args in column] if slot.item < 0 else [given(slot, args) for args in column]
     makers = [found.made.get(one) for one in map(id, operands)]
     typical = makers[LEAST_STEPS - 1]
@@ -174,8 +175,8 @@ def _note(
 
 
 def _note_view(found: RepeatedSteps, j: int, column: Sequence[tuple[Any, ...]]) -> int:
-    """Note of which operand from outside a view is, and return in how many steps from the first it reads places that
-    are evenly spaced."""
+    """Note the outside operand that a view belongs to. Returns the number of steps, from the first on, whose views are
+    evenly spaced."""
     slot, typical = Slot(j, 0), column[LEAST_STEPS - 1][0]
     maker = found.made.get(id(typical))
     if maker is not None:

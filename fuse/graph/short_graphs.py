@@ -32,7 +32,7 @@ STEPS_KEPT = 16
 """Steps in a short graph. More than steps that are peeled at both ends and a group of steps that together are one."""
 
 WHOLE = "whole_graph"
-"""The key of a short graph's ``meta`` under which is what makes the whole graph."""
+"""Key in a short graph's ``meta`` of the function that makes the whole graph."""
 
 
 class StepsNeeded(Exception):
@@ -45,12 +45,16 @@ def opening(value: Any, loop: int) -> Any:
 
 
 def closing(value: Any, loop: int, back: int, left_out: int) -> Any:
-    """What ``value``, a result of the last step at hand but ``back``, is ``left_out`` steps later."""
+    """The counterpart of ``value`` in the step ``left_out`` steps later.
+
+    ``value`` is a result of the last step at hand, or of the step ``back`` before that.
+    """
     raise StepsNeeded
 
 
 def remaining(value: Any, loop: int, left_out: int) -> Any:
-    """What ``value``, a result of the last step at hand, is in each of ``left_out`` later steps: several tensors."""
+    """The counterparts of ``value``, a result of the last step at hand, in each of ``left_out`` later steps: several
+    tensors."""
     raise StepsNeeded
 
 

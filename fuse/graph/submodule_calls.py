@@ -60,7 +60,8 @@ def is_plainly_called(module: nn.Module) -> bool:
 
 
 def _memory(module: nn.Module) -> Iterator[int]:
-    """What the parameters and buffers of ``module`` share with others: their storages, and sparse ones themselves."""
+    """The storages of the parameters and buffers of ``module``, which others may share; sparse tensors stand for
+    themselves."""
     for tensor in (*module._parameters.values(), *module._buffers.values()):
         if tensor is not None:
             yield storage_of(tensor) if tensor.layout is torch.strided else id(tensor)

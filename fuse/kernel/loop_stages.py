@@ -45,8 +45,8 @@ class Kept:
 Stage = StepProduct | Kept
 
 Cut = Literal["as needed", "concatenations", "reductions"]
-"""Which values are stored before they are read: only those that must be; costly concatenations too; or all of these and
-the result of every reduction."""
+"""The values that are stored before they are read: only those that must be; costly concatenations too; or, besides
+these, the result of every reduction."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.graph.outputs import add_placeholder, finished
 from fuse.graph.short_graphs import remaining
-from fuse.loops import left_out
+from fuse.loops import short_loops
 from fuse.loops.body_operands import BodyOperand, Carry, Computed, MovingInput, StateRead, StepResult, TableRead, Within
 from fuse.loops.collectors import COLLECTORS
 from fuse.loops.loop_programs import copied, lasts_to_copy
@@ -263,7 +263,7 @@ def _may_be_collected(view: Node) -> bool:
     return held.is_contiguous() or all(user.target in _COLLECTING for user in view.users)
 
 
-_COLLECTING = frozenset([*COLLECTORS, *left_out.COLLECTORS, remaining])
+_COLLECTING = frozenset([*COLLECTORS, *short_loops.COLLECTORS, remaining])
 
 
 def outside_reads(node: Node, position_of: Mapping[Node, object]) -> list[Read]:

@@ -57,7 +57,7 @@ ATTEMPTS = 4
 class Rolled:
     """A proved loop, ready to be built. ``slots``: the kind of each operand, by positions of node and leaf.
 
-    ``left_out``: the loop takes so many steps more, which the graph does not have (:mod:`fuse.loops.left_out`).
+    ``left_out``: the loop takes so many steps more, which the graph does not have (:mod:`fuse.loops.short_loops`).
     """
 
     steps: list[list[Node]]

@@ -42,8 +42,11 @@ operators; other inputs differ by far more."""
 
 @dataclass(frozen=True)
 class InputsOfCall:
-    """What is known of the inputs of a call, those of ``signature``, in its backward pass. By position: the ``leaves``
-    of autograd that need gradients, ``saved`` ones, and tensors ``given`` that the call did not save."""
+    """The inputs of a call, as its backward pass finds them; their kinds are in ``signature``.
+
+    By position: ``leaves`` of autograd that need gradients, ``saved`` tensors, and weak references to tensors ``given``
+    to the call and not saved.
+    """
 
     signature: Sequence[InputSpec]
     leaves: dict[int, Tensor]
@@ -51,7 +54,7 @@ class InputsOfCall:
     given: dict[int, ref[Tensor]]
 
     def tensors(self) -> list[Tensor] | str:
-        """The tensors of all placeholders, or why they are not known."""
+        """The tensors of all placeholders, or the reason why one of them is missing."""
         found: list[Tensor] = []
         for position, spec in enumerate(self.signature):
             tensor = self.leaves.get(position, self.saved.get(position))
@@ -106,7 +109,7 @@ def dependent(graph: GraphModule, inputs: Container[int]) -> set[int]:
 
 
 def refusal(graphs: Sequence[GraphModule]) -> str | None:
-    """Why gradients of the gradients that these graphs compute cannot be taken of them."""
+    """The reason why gradients cannot be taken of the gradients that these graphs compute, or None."""
     parts = [part for graph in graphs for part in graph.modules() if isinstance(part, GraphModule)]
     return next(filter(None, (_refusal(node) for part in parts for node in part.graph.nodes)), None)
 

@@ -1,6 +1,6 @@
 """One model's compiled variants: find the one that serves a call, or make it, or run the call as eager would.
 
-    call -> state guard -> call guard -> program -> playback
+    call -> state guard -> call guard -> program -> reconstruction
                |  no match
                v
             capture -> passes -> program        what cannot be captured or built runs eager, with one warning
@@ -231,7 +231,7 @@ class Engine:
 
     def forget(self) -> None:
         """Make every variant anew when it is next needed."""
-        self._states = ()
+        self._states, self._found, self._usual = (), None, None
         self._in_vain.clear()
 
     # ---- choosing among specialisations ----------------------------------------------------------------------------
@@ -323,8 +323,7 @@ class Engine:
     # ---- making ----------------------------------------------------------------------------------------------------
 
     def _between(self, call: ModelCall) -> Between | None:
-        """What serves a call whose sizes lie between those that were captured, or may come to serve it; None where
-        there is no such thing."""
+        """The generalised graph for a call's sizes; None if there is none."""
         if self.dynamic_shapes is None or self.freeze:
             return None
         states = [state.guard for state in self._states if state.guard.holds()]
@@ -374,7 +373,7 @@ class Engine:
             return found, is_new
 
     def _reached(self, call: ModelCall, beyond: Between) -> Between | None:
-        """What serves a call beyond all captured sizes once others, further out, are captured."""
+        """The generalised graph for a call beyond all captured sizes, after a capture further out; or None."""
         further = further_call(self.model, call, beyond)
         if further is None:
             return None

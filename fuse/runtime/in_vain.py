@@ -1,4 +1,4 @@
-"""Captures in vain of calls whose model's state changes in between, so that no earlier answer is theirs.
+"""Failed captures of calls between which the model's state changes, so that no earlier variant serves them.
 
     the first captures                                            one at each call
     once the last three failed for one reason                     after 32 further calls, after 128, after 512, ...
@@ -28,8 +28,11 @@ LEAST_WAIT = 32
 
 @dataclass
 class _Declined:
-    """What is known of one kind of call: the variant of its last capture, the numbers of its captures and of those
-    that failed for one reason, and the calls since then."""
+    """The failed captures of one kind of call.
+
+    ``last``: the variant of the last one. ``times``: their number. ``alike``: those at the end that failed for one
+    reason. ``calls``: calls since the last one.
+    """
 
     last: Compiled
     times: int = 0

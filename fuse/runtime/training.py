@@ -135,6 +135,7 @@ class Training:
         self.saved_inputs = {what.index: number for number, what in enumerate(kept) if what.kind == "input"}
         self.written = frozenset(mutation.input_index for mutation in self.signature.mutations)
         self.not_saved = tuple(i for i in range(inputs) if i not in self.saved_inputs)
+        self.given_alone = picker(self.not_saved)
         self.unchanged = picker([i for i in self.not_saved if i not in self.written])
         ready = ready or RewrittenGraphs(self.given, *self._rewritten_backward(frozenset()))
         self._backward = self._begun(ready.backward, ready.gradients, frozenset())
@@ -372,7 +373,7 @@ class _Step(torch.autograd.Function):
             ctx.mark_non_differentiable(*(leaves[i] for i in training.constant))
         ctx.save_for_backward(*training.saved((*tensors, *values)))
         ctx.ran = ran
-        ctx.given = tuple(ref(tensors[i]) for i in training.not_saved)
+        ctx.given = tuple(map(ref, training.given_alone(tensors)))
         ctx.versions = versions(training.unchanged(tensors))
         ran.saves = True
         return leaves
@@ -390,7 +391,7 @@ class _Step(torch.autograd.Function):
 
 
 def _with_history(ctx: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """What :class:`_Step` returns where gradients of it may be taken."""
+    """The result of ``_Step.backward`` where its gradients may be differentiated."""
     ran: Ran = ctx.ran
     training = ran.training
     training.twice = True

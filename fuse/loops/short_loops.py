@@ -67,7 +67,7 @@ def _reads_inputs(graph: GraphModule, rolled: Rolled) -> bool:
 
 
 def _readers(node: Node, place: dict[Node, int]) -> Iterator[Node]:
-    """What reads ``node``, or a view or part of it, outside of the loop."""
+    """The nodes outside of the loop that read ``node``, or a view or part of it."""
     stack = [node]
     while stack:
         for user in stack.pop().users:
