@@ -108,8 +108,8 @@ class Engine:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of ``model(*args, **kwargs)``."""
         likely = self._usual
-        if likely is not None and not kwargs and likely.states is self._states:
-            tensors = likely.tensors(args)
+        if likely is not None and likely.states is self._states:
+            tensors = likely.tensors(args, kwargs)
             if tensors is not None:
                 return self._served(likely.compiled, tensors, args, kwargs)
         leaves, spec = flatten(args, kwargs)

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -25,6 +26,7 @@ from fuse.devices import HOST, autocast_modes
 from fuse.graph.object_contents import Contents, base_of, contents, memory_kinds
 from fuse.graph.reachable_state import value_of
 from fuse.graph.signature import InputSpec, held_tensor
+from fuse.runtime.unpacking import Unpack, positional, unpacking
 
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """Number of active function modes. A default device is one, so that it is read only if there are any."""
@@ -126,6 +128,11 @@ class CallGuard:
     repeated: tuple[tuple[int, int], ...]
     pinned: tuple[tuple[int, Tensor], ...]
     context: tuple[tuple[ContextVar[Any], Any], ...] = ()
+
+    @cached_property
+    def unpack(self) -> Unpack | None:
+        """Takes the leaves out of arguments with this structure; None if no such function can be generated."""
+        return positional if self.spec is None else unpacking(self.spec)
 
     def match(
         self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]

@@ -31,13 +31,13 @@ _global_state: Any = torch._C._dynamo.guards.GlobalStateGuard
 class Usual:
     """A variant that may serve the next call, too.
 
-    ``tensors`` returns the variant's tensors for a call's positional arguments; None if the variant does not serve the
-    call. It is valid as long as the engine has these ``states``.
+    ``tensors`` returns the variant's tensors for a call's arguments; None if the variant does not serve the call. It is
+    valid as long as the engine has these ``states``.
     """
 
     compiled: Compiled
     states: States
-    tensors: Callable[[tuple[Any, ...]], tuple[Any, ...] | None]
+    tensors: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 
 
 def usual(states: States, compiled: Compiled) -> Usual | None:
@@ -45,28 +45,32 @@ def usual(states: States, compiled: Compiled) -> Usual | None:
     whether it serves a call."""
     guard = compiled.guard
     state = next((s for s in states if compiled in s.variants), None)
-    special = guard.spec is not None or guard.context or compiled.carried or compiled.family
+    special = guard.context or compiled.carried or compiled.family
     # the guard of tensors compares inference mode, so that it must have a tensor
     if state is None or special or not guard.pick((*range(guard.count), *guard.state)):
         return None
-    if function_modes() or forward_ad._current_level >= 0:
+    unpack = guard.unpack
+    if unpack is None or function_modes() or forward_ad._current_level >= 0:
         return None
     count, values, held, pick, check = guard.count, guard.values, guard.state, guard.pick, guard.check
     repeated, pinned, holds, in_mode = guard.repeated, guard.pinned, state.guard.holds, _global_state().check
 
-    def tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if len(args) != count or not in_mode() or function_modes() or forward_ad._current_level >= 0 or not holds():
+    def tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        leaves = unpack(args, kwargs)
+        if leaves is None or len(leaves) != count:
+            return None
+        if not in_mode() or function_modes() or forward_ad._current_level >= 0 or not holds():
             return None
         for index, value in values:
-            if args[index] is not value and not same_value(args[index], value):
+            if leaves[index] is not value and not same_value(leaves[index], value):
                 return None
         for first, second in repeated:
-            if args[first] is not args[second]:
+            if leaves[first] is not leaves[second]:
                 return None
         for index, tensor in pinned:
-            if args[index] is not tensor:
+            if leaves[index] is not tensor:
                 return None
-        found = pick((*args, *held))
+        found = pick((*leaves, *held))
         return found if check(*found) else None
 
     return Usual(compiled, states, tensors)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 import fuse
 from fuse.runtime import engine
+from fuse.runtime.unpacking import unpacking
 
 
 class Model(nn.Module):
@@ -26,11 +29,11 @@ class Model(nn.Module):
         return torch.tanh(self.linear(x) * factor) ** self.power + y + torch.zeros(4)
 
 
-def called(fused: nn.Module, *args: Any) -> int:
+def called(fused: nn.Module, *args: Any, **kwargs: Any) -> int:
     """The number of searches among all variants that three calls took."""
     with mock.patch.object(engine, "matching", wraps=engine.matching) as searching:
         for _ in range(3):
-            fused(*args)
+            fused(*args, **kwargs)
     return searching.call_count
 
 
@@ -107,6 +110,73 @@ def test_other_arguments_are_another_call(which: str) -> None:
     assert (result.dtype, result.stride()) == (expected.dtype, expected.stride())
     torch.testing.assert_close(result, expected)
     torch.testing.assert_close(fused(*args), model(*args))
+
+
+class Structured(nn.Module):
+    """A model whose result shows the structure, the order and the values of its arguments."""
+
+    def forward(self, x: Tensor, state: Any = None, **others: Any) -> Any:
+        parts = list(state.values() if isinstance(state, dict) else state) if state is not None else []
+        named = {name: value * 2 for name, value in others.items() if isinstance(value, Tensor)}
+        return type(state).__name__, x + 1, [p * (i + 2) for i, p in enumerate(parts) if isinstance(p, Tensor)], named
+
+
+class Pair(NamedTuple):
+    h: Any
+    c: Any
+
+
+class OwnTuple(tuple[Any, ...]):
+    pass
+
+
+a, b = torch.arange(3.0), torch.ones(3)
+STRUCTURES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a tuple": ((a, (a, b)), {}),
+    "a list": ((a, [a, b]), {}),
+    "a longer tuple": ((a, (a, b, b)), {}),
+    "a tuple in a tuple": ((a, (a, (b, b))), {}),
+    "a named tuple": ((a, Pair(a, b)), {}),
+    "a tuple of one's own": ((a, OwnTuple((a, b))), {}),
+    "no tuple": ((a, None), {}),
+    "None in a tuple": ((a, (a, None)), {}),
+    "a dictionary": ((a, {"h": a, "c": b}), {}),
+    "a dictionary in another order": ((a, {"c": b, "h": a}), {}),
+    "an ordered dictionary": ((a, OrderedDict(h=a, c=b)), {}),
+    "an empty dictionary": ((a, {}), {}),
+    "keywords": ((), {"x": a, "state": (a, b)}),
+    "keywords in another order": ((), {"state": (a, b), "x": a}),
+    "one keyword": ((a,), {"state": (a, b)}),
+    "keywords of one's own": ((a, (a, b)), {"one": a, "other": b}),
+    "the same in another order": ((a, (a, b)), {"other": b, "one": a}),
+    "a keyword more": ((a, (a, b)), {"one": a, "other": b, "third": b}),
+    "other keywords": ((a, (a, b)), {"one": a, "another": b}),
+}
+
+
+@pytest.mark.parametrize("other", STRUCTURES)
+@pytest.mark.parametrize("usual", ["a tuple", "a dictionary", "keywords", "keywords of one's own"])
+def test_another_structure_of_arguments_is_another_call(usual: str, other: str) -> None:
+    fused, (args, kwargs), (others, named) = fuse.compile(Structured()), STRUCTURES[usual], STRUCTURES[other]
+    called(fused, *args, **kwargs)
+    assert called(fused, *args, **kwargs) == 0
+    result, expected = fused(*others, **named), Structured()(*others, **named)
+    assert repr(result) == repr(expected)
+    assert list(result[-1]) == list(expected[-1])
+    assert repr(fused(*args, **kwargs)) == repr(Structured()(*args, **kwargs))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_unpacked_leaves_are_those_of_pytree(structure: str) -> None:
+    given = STRUCTURES[structure]
+    leaves, spec = pytree.tree_flatten(given)
+    unpack = unpacking(spec)
+    assert (unpack is None) == (structure in ("a named tuple", "an ordered dictionary"))
+    if unpack is not None:
+        assert [*map(id, unpack(*given) or ())] == [*map(id, leaves)]
+        for other in STRUCTURES.values():
+            found = unpack(*other)
+            assert found is None or pytree.tree_structure(other) == spec or len(pytree.tree_leaves(other)) != len(found)
 
 
 def test_another_number_of_threads_costs_two_searches() -> None:
