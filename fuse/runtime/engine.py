@@ -44,7 +44,7 @@ from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.parts import Parts, Told
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.reaching import further_call, made_up
-from fuse.runtime.refusals import refused_call, refused_model
+from fuse.runtime.refusals import ANOMALIES, anomalies_sought, refused_call, refused_model
 from fuse.runtime.specialised import Missed
 from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.states import (
@@ -170,8 +170,11 @@ class Engine:
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self._eager(args, kwargs, reason)
-        if compiled.training is not None and compiled.training.twice:
-            return self._eager(args, kwargs, self._give_up(compiled, Fallback(self._maker.name, "", TWICE)))
+        if compiled.training is not None:
+            if compiled.training.twice:
+                return self._eager(args, kwargs, self._give_up(compiled, Fallback(self._maker.name, "", TWICE)))
+            if anomalies_sought():
+                return self._eager(args, kwargs, ANOMALIES)
         generator = torch.get_rng_state() if compiled.program.draws else None
         try:
             if compiled.training is not None:

@@ -95,7 +95,7 @@ class Fused(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         engine: Engine = self.__dict__["_engine"]
-        if is_compiling():
+        if is_compiling() or _tracing():  # torch.compile and torch.jit.trace record the model's own operators
             return engine.model(*args, **kwargs)
         return engine.call(args, kwargs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from fuse.devices import has_kernels
 from fuse.graph.object_contents import base_of, memory_kinds
 from fuse.runtime.steps import Fallback
 
+anomalies_sought: Callable[[], bool] = torch.is_anomaly_enabled
+ANOMALIES = Fallback("", "", "torch.autograd.detect_anomaly is on, which names the operator whose gradient is NaN")
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -34,6 +36,8 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
         return Fallback("", "", "the call is being transformed by torch.func")
     if forward_ad._current_level >= 0:
         return Fallback("", "", "gradients are taken in forward mode")
+    if anomalies_sought() and torch.is_grad_enabled():
+        return ANOMALIES
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return Fallback("", "", "hooks on saved tensors are active")
     return None
