@@ -126,7 +126,7 @@ class Engine:
                 or refused_model(self.model, self._maker.tensors())
                 or self._never_settles(call)
             ):
-                return self._eager(args, kwargs, reason)
+                return self.eager(args, kwargs, reason)
             if (declined := self._in_vain.instead(self._kind(call))) is not None:
                 return self._served(declined, (), args, kwargs)
             between = self._between(call)
@@ -142,7 +142,7 @@ class Engine:
                 if is_new:
                     return self._new(found[0], call)
             except Missed as miss:
-                return self._eager(args, kwargs, found[0].family.in_vain(self._maker.name, miss.learned))
+                return self.eager(args, kwargs, found[0].family.in_vain(self._maker.name, miss.learned))
         return self._specialised(found, call)
 
     def _note(self, compiled: Compiled) -> None:
@@ -166,15 +166,15 @@ class Engine:
                 return self.call(args, kwargs)
             if compiled.in_parts:
                 return self._in_parts(args, kwargs, compiled.reason, compiled)
-            return self._eager(args, kwargs, compiled.reason, warn=not compiled.once)
+            return self.eager(args, kwargs, compiled.reason, warn=not compiled.once)
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
-            return self._eager(args, kwargs, reason)
+            return self.eager(args, kwargs, reason)
         if compiled.training is not None:
             if compiled.training.twice:
-                return self._eager(args, kwargs, self._give_up(compiled, Fallback(self._maker.name, "", TWICE)))
+                return self.eager(args, kwargs, self._give_up(compiled, Fallback(self._maker.name, "", TWICE)))
             if anomalies_sought():
-                return self._eager(args, kwargs, ANOMALIES)
+                return self.eager(args, kwargs, ANOMALIES)
         generator = torch.get_rng_state() if compiled.program.draws else None
         try:
             if compiled.training is not None:
@@ -201,7 +201,7 @@ class Engine:
             if compiled.learning is not None:
                 _, result = result
             return compiled.carried.assign(result) if compiled.carried else result
-        return self._eager(
+        return self.eager(
             args, kwargs, self._instead(compiled, raised)
         )  # which raises eager's own error, or catches it
 
@@ -247,7 +247,7 @@ class Engine:
         if family.reason is not None:
             if not self.freeze:
                 return self._in_parts(call.args, call.kwargs, family.reason, family)
-            return self._eager(call.args, call.kwargs, family.reason)
+            return self.eager(call.args, call.kwargs, family.reason)
         missed: Learned | None = None
         told: dict[int, object] = {}
         tried: set[Compiled] = set()
@@ -277,12 +277,12 @@ class Engine:
                 elif made.program is not None:
                     self._replace(made, known)
             if made.program is None:
-                return self._eager(call.args, call.kwargs, made.reason)
+                return self.eager(call.args, call.kwargs, made.reason)
             try:
                 return self._new(made, call)
             except Missed as miss:  # fused and eager operators differ in what they round
                 missed = missed or miss.learned
-        return self._eager(call.args, call.kwargs, family.in_vain(self._maker.name, missed))
+        return self.eager(call.args, call.kwargs, family.in_vain(self._maker.name, missed))
 
     def _members(self, first: Found, call: ModelCall) -> Iterator[Found]:
         """The specialisations that may serve a call for which ``first`` was found, the likely one first."""
@@ -417,7 +417,7 @@ class Engine:
         """The result of a call that is captured once its size has come often enough."""
         why = f"sizes keep changing: one runs eager until that has taken as long as its program ({seconds:.3f} s)"
         started = time.perf_counter()
-        result = self._eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
+        result = self.eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
         with self._lock:
             self._new_sizes.ran_eager(call, self._held(), between, time.perf_counter() - started)
         return result
@@ -444,13 +444,14 @@ class Engine:
         reason = f"forward reads what it assigned before ({', '.join(map(str, kept))}), and finds it changed"
         return Fallback(self._maker.name, "", reason)
 
-    def _eager(
+    def eager(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         reason: Fallback | None,
         warn: bool = True,
     ) -> Any:
+        """The result of a call that runs eager, with a warning if there is a reason."""
         result = self.model(*args, **kwargs)
         if reason is not None:
             if warn:
@@ -459,7 +460,7 @@ class Engine:
         return result
 
     def _in_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None, kind: object) -> Any:
-        """As :meth:`_eager`, but that submodules run fused where they can."""
+        """As :meth:`eager`, but that submodules run fused where they can."""
         assert reason is not None
         self._maker.warn(f"{self._maker.name} runs eager: {reason.reason}")
         result, told = self._parts.run(args, kwargs, kind)

@@ -17,11 +17,14 @@ from fuse.errors import FuseError
 from fuse.graph.precision import Precision, in_precision
 from fuse.rewrite import registry
 from fuse.runtime.engine import Engine
+from fuse.runtime.guards import function_modes
+from fuse.runtime.refusals import active_modes
 from fuse.runtime.state_guard import GLOBAL_HOOKS
 from fuse.runtime.variants import Compiled, LastRun
 
 _OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _tracing: Callable[[], object] = torch._C._get_tracing_state
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
@@ -90,6 +93,8 @@ class Fused(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or any(self.__dict__["_hooks"]) or _tracing():
             return super().__call__(*args, **kwargs)
+        if function_modes() or _dispatch_modes():
+            return self.forward(*args, **kwargs)
         engine: Engine = self.__dict__["_engine"]
         return engine.call(args, kwargs)
 
@@ -97,6 +102,8 @@ class Fused(nn.Module):
         engine: Engine = self.__dict__["_engine"]
         if is_compiling() or _tracing():  # torch.compile and torch.jit.trace record the model's own operators
             return engine.model(*args, **kwargs)
+        if (function_modes() or _dispatch_modes()) and (reason := active_modes()) is not None:
+            return engine.eager(args, kwargs, reason)
         return engine.call(args, kwargs)
 
     @property

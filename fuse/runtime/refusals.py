@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuse.devices import has_kernels
 from fuse.graph.object_contents import base_of, memory_kinds
@@ -41,6 +45,17 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return Fallback("", "", "hooks on saved tensors are active")
     return None
+
+
+def active_modes() -> Fallback | None:
+    """The reason why a call runs eager within the modes of ``torch.overrides`` and of ``torch.utils._python_dispatch``
+    that are active, or None. Such modes count, log or change the operators of eager."""
+    functions = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+    dispatches = _get_current_dispatch_mode_stack()
+    if any(isinstance(mode, FakeTensorMode) for mode in dispatches):  # a capture, or a call with tensors without data
+        return None
+    names = ", ".join(dict.fromkeys(type(mode).__name__ for mode in (*functions, *dispatches)))
+    return Fallback("", "", f"a mode that has to see each operator is active ({names})") if names else None
 
 
 def refused_model(model: nn.Module, tensors: Iterable[Tensor]) -> Fallback | None:

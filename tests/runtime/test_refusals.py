@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import fuse
 
@@ -63,6 +67,71 @@ def test_detected_anomalies_name_eagers_operator(called_before: bool) -> None:
 def test_inference_is_fused_while_anomalies_are_detected() -> None:
     fused, x = fuse.compile(Root()), torch.rand(2, 3)
     with torch.autograd.detect_anomaly(), torch.no_grad():
+        fused(x)
+    assert fused.last_run is not None
+    assert fused.last_run.launches == 1
+
+
+class Doubled(TorchFunctionMode):
+    """A mode in which ``tanh`` is something else."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.tanh else result
+
+
+ACTIVE = pytest.mark.filterwarnings("ignore:Root runs eager. a mode that has to see each operator is active")
+
+
+@ACTIVE
+@pytest.mark.parametrize("called_before", [0, 3])
+@pytest.mark.parametrize("train", [False, True])
+def test_flops_are_counted(called_before: int, train: bool) -> None:
+    model, x, found = Root(), torch.rand(2, 3), []
+    fused = fuse.compile(model)
+    with torch.set_grad_enabled(train):
+        for _ in range(called_before):
+            fused(x)
+        for one in (model, fused):
+            with FlopCounterMode(display=False) as counting:
+                result = one(x)
+                if train:
+                    result.sum().backward()
+            found.append(counting.get_total_flops())
+        assert found[0] == found[1] > 0
+        fused(x)
+    assert fused.last_run is not None
+    assert fused.last_run.launches == 1
+
+
+@ACTIVE
+@pytest.mark.parametrize("called_before", [0, 3])
+def test_a_mode_changes_what_it_changes_in_eager(called_before: int) -> None:
+    model, x = Root(), torch.rand(2, 3)
+    fused = fuse.compile(model)
+    for _ in range(called_before):
+        fused(x)
+    with Doubled():
+        torch.testing.assert_close(fused(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(fused(x), model(x))
+    with Doubled():
+        torch.testing.assert_close(fused(x), model(x), rtol=0, atol=0)
+
+
+@ACTIVE
+def test_a_graph_of_make_fx_holds_the_operators_of_the_model() -> None:
+    model, x, y = Root().eval(), torch.rand(2, 3), torch.rand(2, 3)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        fused(x)
+        traced = make_fx(fused)(x)
+        torch.testing.assert_close(traced(y), model(y))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_default_device_is_no_such_mode() -> None:
+    fused, x = fuse.compile(Root()), torch.rand(2, 3)
+    with torch.device("cpu"), torch.no_grad():
         fused(x)
     assert fused.last_run is not None
     assert fused.last_run.launches == 1
