@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
+from fuse.graph.naming import named_arguments
 from fuse.graph.python_generators import global_generators
 from fuse.graph.reachable_state import ReachableState, reached_by
 from fuse.graph.sources import Line, line_at
@@ -265,7 +266,7 @@ def _is_tensor_work(statement: ast.stmt, calls: _WatchedCalls) -> bool:
 def _watched(forward: _Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _WatchedCalls:
     """Run ``forward`` until it reads a weight; then restore changed objects and random generators."""
     calls = _WatchedCalls(0, set(), set())
-    before = reached_by_host_work(model, (args, kwargs))
+    before = reached_by_host_work(model, named_arguments(model, args, kwargs))
     with _generators_kept():
         try:
             with _Watch(forward.function.__code__, model, (args, kwargs), calls):
@@ -385,7 +386,7 @@ def set_states(given: GeneratorStates) -> None:
             numpy.random.set_state((kind, numpy.frombuffer(keys, dtype="uint32"), *rest))
 
 
-def reached_by_host_work(model: nn.Module, arguments: Any = ()) -> ReachableState:
+def reached_by_host_work(model: nn.Module, arguments: Mapping[str, Any] = types.MappingProxyType({})) -> ReachableState:
     """The state that host work reaches, without the generators of :func:`states`, whose states go with each batch."""
     reached, carried = reached_by(model, arguments), list(global_generators())
     return replace(reached, generators=[pair for pair in reached.generators if pair[0] not in carried])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -37,6 +37,16 @@ def argument_name(path: Any, names: list[str]) -> str:
     else:
         head = f"args[{first.idx}]"
     return head + pytree.keystr(path[2:])
+
+
+def named_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, by the names that ``forward`` gives them.
+
+    >>> named_arguments(nn.Bilinear(1, 1, 1), (1,), {"input2": 2}), named_arguments(nn.Identity(), (3, 4), {})
+    ({'input1': 1, 'input2': 2}, {'input': 3, 'args[1]': 4})
+    """
+    names = parameter_names(model)
+    return {names[i] if i < len(names) else f"args[{i}]": value for i, value in enumerate(args)} | dict(kwargs)
 
 
 def names_of_state(model: nn.Module, mutated: Sequence[Attribute]) -> dict[int, tuple[str, str]]:

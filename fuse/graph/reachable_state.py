@@ -18,7 +18,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,8 +98,10 @@ class ReachableState:
         return found
 
 
-def reached_by(model: nn.Module, arguments: Any = ()) -> ReachableState:
+def reached_by(model: nn.Module, arguments: Mapping[str, Any] = types.MappingProxyType({})) -> ReachableState:
     """The present state that a call can reach from the model's attributes, its arguments and the code that it runs.
+
+    ``arguments`` are those of the call, by the names that ``forward`` gives them.
 
     >>> seen = []
     >>> model = nn.Tanh()
@@ -111,7 +113,9 @@ def reached_by(model: nn.Module, arguments: Any = ()) -> ReachableState:
     """
     walk = _CodeWalk()
     collect_modules(model, walk.outside.held, walk.seen, walk.left)
-    walk.note("argument", arguments)
+    named = {f"argument {name}": value for name, value in arguments.items()}
+    for name, value in named.items():
+        walk.note(name, value)
     held = list(walk.left)
     for hooks in _GLOBAL_HOOKS:
         walk.note("a hook of all modules", hooks)
@@ -119,7 +123,7 @@ def reached_by(model: nn.Module, arguments: Any = ()) -> ReachableState:
     walk.left.extend(global_generators())
     while walk.left:
         walk.follow(walk.left.pop())
-    used = {*walk.named, "argument"}
+    used = {*walk.named, *named}
     walk.outside.iterators.extend(one for one in held if type(one) is HeldIterator and one.attribute in used)
     return walk.outside
 

@@ -47,7 +47,7 @@ from fuse.graph.functional import Functionalizer
 from fuse.graph.hidden_fakes import fakes_hidden
 from fuse.graph.learned import Learning
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
-from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
+from fuse.graph.naming import argument_name, identifier, named_arguments, names_of_state, parameter_names
 from fuse.graph.outputs import add_placeholder, finished
 from fuse.graph.packed_sequences import packed_by_masks
 from fuse.graph.reachable_state import reached_by
@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
         try:
             with (
-                self._recording("forward", self._read_state((fake_args, fake_kwargs))),
+                self._recording("forward", self._read_state(named_arguments(self.model, fake_args, fake_kwargs))),
                 torch.set_grad_enabled(self.gradients),
             ):
                 result = self.model(*fake_args, **fake_kwargs)
@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):
             raise RequiresGradOfArguments(positions)
 
     @contextlib.contextmanager
-    def _read_state(self, arguments: Any) -> Iterator[None]:
+    def _read_state(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """A context in which the model's state is fake, and reads of values are followed."""
         with self._fake_state(arguments), reads_followed(self.reader), reassignments_noted(self._reassigned):
             yield
@@ -261,7 +261,7 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     @contextlib.contextmanager
-    def _fake_state(self, arguments: Any) -> Iterator[None]:
+    def _fake_state(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """A context in which parameters and buffers are fake. Changes of other state are found and undone."""
         self._check_entries()
         before = reached_by(self.model, arguments)

@@ -48,6 +48,10 @@ from fuse.runtime.steps import Fallback
 from fuse.runtime.training import Begin, Finish, Training
 from fuse.runtime.variants import Compiled
 
+LARGEST_FILLS = 4
+"""The kinds of calls that run eager once, as each fills a cache, before a warning says so: a cache that is filled again
+and again, such as one that grows, keeps every call from being captured."""
+
 
 @dataclass(frozen=True)
 class ModelCall:
@@ -340,4 +344,6 @@ def _tried_again(maker: Maker, declined: Compiled, call: ModelCall) -> Compiled:
     hope = f"{declined.reason.reason}; the next such call is captured if it changes nothing"
     reason = replace(declined.reason, reason=hope)
     maker.filling = (reason,)
+    if len(maker.changing) == LARGEST_FILLS:
+        maker.warn(f"{maker.name} ran eager in {LARGEST_FILLS} kinds of calls: {reason.reason}")
     return replace(declined, reason=reason, once=True)

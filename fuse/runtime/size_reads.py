@@ -201,7 +201,7 @@ class _Follower(Recorder):
         self._following = following
 
     @contextlib.contextmanager
-    def _read_state(self, arguments: Any) -> Iterator[None]:
+    def _read_state(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         with super()._read_state(arguments), self._following.answering():
             yield
 

@@ -330,6 +330,6 @@ class Asserts(nn.Module):
 def test_the_tool_that_rewrites_assertions_is_not_followed() -> None:
     """pytest's session holds every test that it has collected: 25 seconds a capture in a large suite."""
     assert "@pytest_ar" in Asserts.forward.__code__.co_names
-    found = reached_by(Asserts(), torch.ones(2, 2))
+    found = reached_by(Asserts(), {"x": torch.ones(2, 2)})
     assert not any(name.startswith("@") for name, _, _ in found.names)
     assert not any(type(one.live).__module__.startswith("_pytest") for one in found.held)
