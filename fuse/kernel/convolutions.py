@@ -7,6 +7,11 @@ Contiguous results (``torch.contiguous_format``):
 The matrix of patches is never in memory (:mod:`fuse.kernel.cpu.windows`), and the weight is not packed. Each group is
 treated as an image with its own weight.
 
+Windows next to each other, as in the patch embedding of a vision transformer, are rows of the left operand, which are
+read in place:
+
+    conv2d(x, w, stride=taps)[b, o, (y, x)]   =   patches(x)[b, (y, x), (i, v, u)] @ w[o, (i, v, u)]^T
+
 Channels-last results (``torch.channels_last``, :mod:`fuse.kernel.cpu.channels_last`), with packed weights that are read
 a vector at a time:
 
@@ -35,11 +40,18 @@ import torch
 from fuse.kernel.expressions import fn
 from fuse.kernel.extents import pinned
 from fuse.kernel.index import Affine, Index
+from fuse.kernel.placement import placement
 from fuse.kernel.recipes import Call, Number, Unsupported, apply, convert, recipe
 from fuse.kernel.values import Correlation, Pad, Patches, PatchRows, Product, Reindex, Value, permute, view
 
 MOST_TAPS = 4
 """Most taps of a convolution that is computed elementwise: each tap is a load and a multiplication of every element."""
+
+
+FEWEST_IN_ROW = 4
+"""Fewest taps in a row of a window for patches that are read in place: each row is a stretch of its own."""
+FEWEST_OUTPUTS = 32
+"""Fewest outputs for these patches: outputs are the columns of a tile."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +150,21 @@ def _dense(call: Call, x: Value, weight: Value) -> Value:
     if groups > 1:
         x = view(x, (batch * groups, weight.shape[1], *x.shape[2:]))
         flat = view(weight, (groups, each, depth))
+    if groups == 1 and _are_apart(x, taps, window) and outputs >= FEWEST_OUTPUTS:
+        left = PatchRows((batch, math.prod(output_size), depth), x.dtype, x, *_numbers(taps, output_size, window), True)
+        rows = Product((*left.shape[:2], outputs), call.dtype, left, permute(flat, (1, 0)))
+        return _added(call, view(permute(rows, (0, 2, 1)), call.shape))
     shape = (batch * groups, depth, math.prod(output_size))
     right = Patches(shape, x.dtype, x, *_numbers(taps, output_size, window))
     return _added(call, view(Product((batch * groups, each, shape[2]), call.dtype, flat, right), call.shape))
+
+
+def _are_apart(x: Value, taps: Sequence[int], window: Window) -> bool:
+    """Whether the windows of a convolution do not overlap, and the taps of a row are contiguous and many."""
+    at, rank = placement(x), len(window.stride)
+    contiguous = at is not None and at.strides[-1].is_always(Affine((), 1))
+    plain = not any(window.padding) and {*window.dilation} == {1} and (*window.stride,) == tuple(taps[-rank:])
+    return contiguous and plain and taps[-1] >= FEWEST_IN_ROW
 
 
 def _channels_last(call: Call, x: Value, weight: Value, window: Window) -> Value:

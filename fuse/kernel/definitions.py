@@ -151,6 +151,8 @@ def _as_rows(operand: Value) -> Value:
     window = Window(operand.stride, operand.padding, operand.dilation)
     rows = patches(image, window, operand.taps, operand.output_size, 1)  # [1, batch * pixels, channels * taps]
     taps, pixels = math.prod(operand.taps), math.prod(operand.output_size)
+    if isinstance(operand, PatchRows) and operand.by_channel:
+        return view(rows, operand.shape)
     if not isinstance(operand, PatchRows):
         return permute(view(rows, (batch, pixels, channels * taps)), (0, 2, 1))
     return view(permute(view(rows, (batch, pixels, channels, taps)), (0, 1, 3, 2)), operand.shape)

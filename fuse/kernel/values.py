@@ -159,7 +159,12 @@ class Patches(Value):
 
 @dataclass(frozen=True, eq=False)
 class PatchRows(Patches):
-    """The im2col matrix as a left operand: ``[batch, pixels, taps * channels]``, channels contiguous."""
+    """The im2col matrix as a left operand: ``[batch, pixels, taps * channels]``, channels contiguous.
+
+    ``by_channel``: ``[batch, pixels, channels * taps]`` instead, the taps of a row contiguous.
+    """
+
+    by_channel: bool = False
 
 
 @dataclass(frozen=True, eq=False)

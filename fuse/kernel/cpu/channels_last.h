@@ -6,16 +6,17 @@
 //             sums = sum over taps: {field from the tap on}[places] @ block[tap];      epilogue(places, outputs, sums)
 //
 // The taps of one row are one contiguous stretch of the sum, with all of their channels. Without padding, the field is
-// the image itself.
+// the image itself. Windows next to each other are read in place in other layouts, too: a stretch is one row of taps.
 #pragma once
 #include <string.h>
 
 // The shape of a convolution. `places` is its output size; `rows_at_once` output rows are computed together.
+// `by_channel`: an image whose rows are contiguous, not its channels, read in place; `right` is [channels * taps, outputs].
 struct fuse_channel_window {
     int64_t images, channels, outputs, height, width;
     int64_t image_stride, channel_stride, row_stride, column_stride;
     int64_t taps[2], stride[2], padding[2], dilation[2], places[2];
-    int64_t rows_at_once;
+    int64_t rows_at_once, by_channel;
 
     // Rows of the padded image that `rows` output rows read, and columns that a whole output row reads.
     int64_t rows_seen(int64_t rows) const { return (rows - 1) * stride[0] + (taps[0] - 1) * dilation[0] + 1; }
@@ -23,7 +24,7 @@ struct fuse_channel_window {
 
     // Whether the image can be read in place.
     bool is_seen_whole() const {
-        return channel_stride == 1 && column_stride == channels && !padding[0] && !padding[1];
+        return by_channel || (channel_stride == 1 && column_stride == channels && !padding[0] && !padding[1]);
     }
 };
 
@@ -40,6 +41,10 @@ template <typename Real> struct fuse_field {
         rows = w.taps[0], row_apart = w.dilation[0] * pitch;
         stretches = joined ? 1 : w.taps[1], length = joined ? w.taps[1] * w.channels : w.channels;
         apart = w.dilation[1] * w.channels;
+        if (!w.by_channel) return;
+        place = w.stride[1], row = w.stride[0] * w.row_stride;
+        rows = w.channels, row_apart = w.channel_stride;
+        stretches = w.taps[0], length = w.taps[1], apart = w.row_stride;
     }
     const Real *at(int64_t number) const { return first + number / across * row + number % across * place; }
 };
@@ -57,6 +62,9 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_places_block(Real *__
         const Real *left[Rows];
 #pragma GCC unroll 24
         for (int row = 0; row < Rows; ++row) left[row] = places[row] + from;
+        const int64_t next = (stretch + 1) / field.stretches * field.row_apart + (stretch + 1) % field.stretches * field.apart;
+#pragma GCC unroll 24
+        for (int row = 0; row < Rows; ++row) __builtin_prefetch(places[row] + next);
         fuse_add_products<Rows, vectors>(sums, left, right, field.length);
     }
     fuse_store_sums<Rows, vectors>(out, row_stride, 16, sums);
@@ -163,6 +171,7 @@ FUSE_APART static void fuse_walk_places(fuse_panels<Gates>, const Real *images, 
     constexpr int64_t width = 16 * Gates;
     const int64_t blocks = (w.outputs + width - 1) / width, blocks_at_once = (blocks + shares - 1) / shares;
     const int64_t chunks = (w.places[0] + w.rows_at_once - 1) / w.rows_at_once, in_row = w.places[1];
+    const int64_t parts = w.images * chunks;
     workspace = fuse_aligned(workspace);
     threads = fuse_threads(threads);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
@@ -172,10 +181,12 @@ FUSE_APART static void fuse_walk_places(fuse_panels<Gates>, const Real *images, 
         int64_t held = -1, packed_block = -1;
         decltype(right.template block<Gates>(packed, 0)) weights = {};
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < w.images * chunks * shares; ++task) {
-            const int64_t part = task / shares, image = part / chunks, row = part % chunks * w.rows_at_once;
+        for (int64_t task = 0; task < parts * shares; ++task) {
+            const int64_t share = w.is_seen_whole() ? task / parts : task % shares;  // packs each block once
+            const int64_t part = w.is_seen_whole() ? task % parts : task / shares;
+            const int64_t image = part / chunks, row = part % chunks * w.rows_at_once;
             const int64_t rows = row + w.rows_at_once < w.places[0] ? w.rows_at_once : w.places[0] - row;
-            const int64_t first_block = task % shares * blocks_at_once, end = first_block + blocks_at_once;
+            const int64_t first_block = share * blocks_at_once, end = first_block + blocks_at_once;
             const Real *first = images + image * w.image_stride;
             if (!w.is_seen_whole()) {
                 if (part != held) fuse_fill_field(copied, first, w, row, rows);

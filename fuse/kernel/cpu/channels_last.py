@@ -97,6 +97,8 @@ class ConvolutionCosts:
         itemsize = self.patches.dtype.itemsize
         rows = [number for number in rows if self.numbers(number) * itemsize <= LARGEST_FIELD] or rows[-1:]
         splits = [number for number in (1, 2, 4, 8) if number <= self.blocks]
+        if self.patches.by_channel:  # the weight is large: each block is packed for as many places as possible
+            splits = [self.blocks]
         shares = [ChannelsLastShare(number, parts) for number in rows for parts in splits]
         return by_cost(shares, lambda share: self.cycles(share, threads), rank)
 
@@ -109,7 +111,9 @@ def tiling(
     assert isinstance(patches, PatchRows)
     width, itemsize, outputs = right.panels * PANEL, product.dtype.itemsize, product.shape[2]
     images, channels, height, across = patches.source.shape
-    in_place = not any(patches.padding) and image.strides[1] == 1 and image.strides[3] == channels
+    in_place = patches.by_channel or (
+        not any(patches.padding) and image.strides[1] == 1 and image.strides[3] == channels
+    )
     of = ConvolutionCosts(patches, -(-outputs // width), width, in_place)
     threads = threads_for(math.prod(patches.shape) * outputs, of.tasks(ChannelsLastShare(1, of.blocks)), one_thread)
     share = of.best(threads, config.share)
@@ -117,7 +121,7 @@ def tiling(
     field = aligned(of.numbers(share.rows) * itemsize)
     sizes = ", ".join(map(str, (images, channels, outputs, height, across, *image.strides)))
     lines = [
-        f"    const fuse_channel_window window = {{{sizes}, {window_text(patches)}, {share.rows}}};",
+        f"    const fuse_channel_window window = {{{sizes}, {window_text(patches)}, {share.rows}, {int(patches.by_channel)}}};",
         f"    const {right.text};",
         f"    fuse_places(fuse_panels_{right.panels}, {image.text}, window, right, {share.splits},",
         f"                       {frame.workspace}, {threads}, {field}, {right.block_bytes},",
