@@ -48,6 +48,9 @@ MOST_TAPS = 4
 """Most taps of a convolution that is computed elementwise: each tap is a load and a multiplication of every element."""
 
 
+Pair = tuple[int, int]
+"""A number for ``y`` and one for ``x``."""
+
 FEWEST_IN_ROW = 4
 """Fewest taps in a row of a window for patches that are read in place: each row is a stretch of its own."""
 FEWEST_OUTPUTS = 32
@@ -222,9 +225,13 @@ def convolution_backward(call: Call) -> tuple[Value | None, ...]:
     return None, view(Correlation((groups, outputs // groups, depth), weight.dtype, left, right), weight.shape), None
 
 
-def _numbers(taps: Sequence[int], output_size: Sequence[int], window: Window) -> list[tuple[int, int]]:
+def _numbers(taps: Sequence[int], output_size: Sequence[int], window: Window) -> tuple[Pair, Pair, Pair, Pair, Pair]:
     """The arguments of ``Patches``: taps, output size, stride, padding and dilation, each along ``y`` and ``x``."""
-    return [(y, x) for y, x in (taps, output_size, window.stride, window.padding, window.dilation)]
+
+    def pair(numbers: Sequence[int]) -> Pair:
+        return numbers[0], numbers[1]
+
+    return pair(taps), pair(output_size), pair(window.stride), pair(window.padding), pair(window.dilation)
 
 
 def patches(x: Value, window: Window, taps: Sequence[int], output_size: Sequence[int], groups: int) -> Value:

@@ -9,6 +9,10 @@
 Stage ``n`` has the reductions that depend on a chain of ``n`` others. The row stays in cache between stages. Costly
 elements that two stages need are stored in a scratch row. Lanes have one accumulator for each row, in a small array, so
 that memory is read along its contiguous dimension.
+
+Results that are summed as they are (a gradient and its sum, for a bias) are stored where they are summed:
+
+    for rows: for columns (vector, reduces): d = where(y <= 0, 0, dy);  store d;  sum d
 """
 
 from __future__ import annotations
@@ -99,6 +103,7 @@ class RowNest:
             builder.open(atom, "parallel")
         order = stages(self.reductions)
         kept = self._worth_keeping(order)
+        self.early = [t for t in self._full() if len(order) == 1 and _is_reduced_alone(t.value, order[0])]
         for number, stage in enumerate(order):
             keep = [value for value, first in kept if first == number]
             if self.lane:
@@ -134,6 +139,7 @@ class RowNest:
         for value, accumulator in zip(stage, accumulators, strict=True):
             at = self._source_index(value)
             builder.add(Accumulate(accumulator, builder.element(value.source, at), _position_in_row(value, at)))
+        self._store_full(self.early)
         self._keep(scratch)
         for i in range(opened):
             builder.close(tuple(accumulators) if i == 0 else ())
@@ -155,6 +161,7 @@ class RowNest:
         opened = self._open_row()
         for state in running:
             self._combine_in_lanes(state)
+        self._store_full(self.early)
         self._keep(scratch)
         for _ in range(opened):
             self.builder.close()
@@ -228,7 +235,7 @@ class RowNest:
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def _store_results(self) -> None:
-        full = [t for t in self.targets if always_equal(math.prod(t.value.shape), self.points)]
+        full = [t for t in self._full() if t not in self.early]
         rows = [t for t in self.targets if not always_equal(math.prod(t.value.shape), self.points)]
         if rows:
             if self.lane:
@@ -238,9 +245,16 @@ class RowNest:
                 self.builder.close()
         if full:
             opened = self._open_row()
-            store(self.builder, [(t, self._full_index(t.value)) for t in full])
+            self._store_full(full)
             for _ in range(opened):
                 self.builder.close()
+
+    def _full(self) -> list[Sink]:
+        """The results that have an element for each element of the rows."""
+        return [t for t in self.targets if always_equal(math.prod(t.value.shape), self.points)]
+
+    def _store_full(self, targets: Sequence[Sink]) -> None:
+        store(self.builder, [(t, self._full_index(t.value)) for t in targets])
 
     def _full_index(self, value: Value) -> Index:
         return reshape(self.index, self.shape, value.shape, self.builder.extents)
@@ -354,6 +368,17 @@ def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str,
     if not block:
         return None
     raise SplitNeeded(atom, block)
+
+
+def _is_reduced_alone(value: Value, reductions: Sequence[Reduce]) -> bool:
+    """Whether all ``reductions`` read nothing but ``value``, element by element. Then its memory may be an input's."""
+    for reduction in reductions:
+        source = reduction.source
+        while source is not value:
+            if not isinstance(source, Map) or len(source.args) != 1:
+                return False
+            (source,) = source.args
+    return True
 
 
 def _position_in_row(value: Reduce, at: Index) -> Affine:

@@ -1,4 +1,5 @@
-"""Gradients of the weights of small convolutions are kernels, those of biases sums; others are the library's."""
+"""Gradients of the weights of small convolutions are kernels, of those without overlaps products, those of biases sums;
+others are the library's."""
 
 from __future__ import annotations
 
@@ -35,6 +36,16 @@ TAKEN: dict[str, tuple[nn.Module, Tensor]] = {
     "transposed, groups": (nn.ConvTranspose2d(6, 4, 3, stride=2, groups=2), torch.randn(2, 6, 7, 9)),
 }
 
+PRODUCTS: dict[str, tuple[nn.Module, Tensor]] = {
+    "pixels": (nn.Conv2d(64, 40, 1), torch.randn(3, 64, 21, 20)),
+    "pixels of one image": (nn.Conv2d(64, 40, 1, bias=False), torch.randn(1, 64, 21, 20)),
+    "pixels of a line": (nn.Conv1d(64, 40, 1), torch.randn(2, 64, 300)),
+    "patches": (nn.Conv2d(3, 64, 8, 8), torch.randn(2, 3, 32, 24)),
+    "patches of one image, no bias": (nn.Conv2d(3, 64, (8, 16), (8, 16), bias=False), torch.randn(1, 3, 32, 32)),
+    "patches of a line": (nn.Conv1d(8, 160, 16, 16), torch.randn(2, 8, 96)),
+    "patches in float64": (nn.Conv2d(3, 64, 8, 8, dtype=torch.float64), torch.randn(2, 3, 16, 24, dtype=torch.float64)),
+}
+
 NEAR_MISSES: dict[str, tuple[nn.Module, Tensor]] = {
     "3d": (nn.Conv3d(2, 3, 2, padding=1), torch.randn(2, 2, 3, 4, 5)),
     "the image is trained": (nn.Conv2d(3, 8, 3), torch.randn(2, 3, 6, 5, requires_grad=True)),
@@ -43,7 +54,17 @@ NEAR_MISSES: dict[str, tuple[nn.Module, Tensor]] = {
     "no images": (nn.Conv2d(3, 8, 3), torch.randn(0, 3, 6, 5)),
     "bfloat16": (nn.Conv2d(3, 8, 3, dtype=torch.bfloat16), torch.randn(2, 3, 6, 5, dtype=torch.bfloat16)),
     "many taps": (nn.Conv2d(64, 64, 3), torch.randn(1, 64, 5, 5)),
-    "a matrix product": (nn.Conv2d(64, 64, 1), torch.randn(1, 64, 5, 5)),
+    "many sums of few pixels": (nn.Conv2d(64, 64, 1), torch.randn(1, 64, 5, 5)),
+    "every second pixel": (nn.Conv2d(64, 40, 1, 2), torch.randn(2, 64, 41, 41)),
+    "pixels around the image": (nn.Conv2d(64, 40, 1, padding=1), torch.randn(2, 64, 19, 19)),
+    "pixels in groups": (nn.Conv2d(64, 160, 1, groups=2), torch.randn(2, 64, 41, 41)),
+    "patches that leave out the last columns": (nn.Conv2d(3, 64, 8, 8), torch.randn(2, 3, 32, 31)),
+    "patches that overlap": (nn.Conv2d(3, 64, 8, 7), torch.randn(2, 3, 29, 29)),
+    "patches around the image": (nn.Conv2d(3, 64, 8, 8, 4), torch.randn(2, 3, 24, 24)),
+    "patches with gaps": (nn.Conv2d(3, 64, 8, 8, dilation=2), torch.randn(2, 3, 32, 32)),
+    "small patches": (nn.Conv2d(64, 64, 4, 4), torch.randn(2, 64, 16, 16)),
+    "patches, few outputs": (nn.Conv2d(20, 8, 8, 8), torch.randn(2, 20, 16, 16)),
+    "patches, transposed": (nn.ConvTranspose2d(16, 64, 8, 8), torch.randn(2, 16, 4, 4)),
 }
 NEAR_MISSES["the bias alone"][0].bias.requires_grad_()  # type: ignore[union-attr]
 
@@ -69,13 +90,30 @@ def test_the_gradient_of_the_weight_is_a_kernel(name: str) -> None:
     assert fused.last_run.backward.launches == 2
 
 
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_gradient_of_the_weight_is_a_product(name: str) -> None:
+    model, x = PRODUCTS[name]
+    assert not calls(model, x)
+    report = check(nn.Sequential(model, nn.Tanh()), (x,), train=True)
+    assert report.passed, report
+    assert not report.fallbacks
+    fused = fuse.compile(nn.Sequential(copy.deepcopy(model), nn.Tanh()))
+    y = fused(x)
+    y.backward(torch.ones_like(y))
+    backward = fused.last_run.backward
+    assert (backward.aten, backward.libraries) == (0, 1)
+    assert backward.kernels <= 2  # d with its sum; the patches, or the sum over images
+
+
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_stay(name: str) -> None:
     (call,) = calls(*NEAR_MISSES[name])
     assert list(call.args[-1]) != [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["the bias alone", "channels last", "no images", "3d"])
+@pytest.mark.parametrize(
+    "name", ["the bias alone", "channels last", "no images", "3d", "every second pixel", "patches around the image"]
+)
 def test_near_misses_are_right(name: str) -> None:
     report = check(nn.Sequential(NEAR_MISSES[name][0], nn.Tanh()), (NEAR_MISSES[name][1],), train=True)
     assert report.passed, report

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -62,6 +65,70 @@ def test_a_residual_block_is_a_launch_for_each_convolution() -> None:
 def test_a_convolution_alone_calls_no_library() -> None:
     with torch.no_grad():
         assert_fuses(nn.Conv2d(40, 33, 3), torch.randn(1, 40, 30, 41), launches=1)
+
+
+@pytest.mark.parametrize("size", [(1, 2), (3, 5), (8, 8), (9, 13), (28, 28), (40, 41), (1, 700)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_pixels_are_read_in_place_up_to_the_last_block(size: tuple[int, int], batch: int) -> None:
+    """The last block of an image is narrower than a vector: what follows in memory is no number here."""
+    memory = torch.full((batch * 5 * size[0] * size[1] + 200,), float("nan"))
+    x = memory[: -200 or None].view(batch, 5, *size)
+    x.copy_(torch.randn(x.shape))
+    with torch.no_grad():
+        assert_fuses(nn.Sequential(nn.Conv2d(5, 9, 1), nn.ReLU()), x, launches=1)
+
+
+PATCHES = [
+    (nn.Conv2d(3, 40, 16, 16), (2, 3, 32, 48)),
+    (nn.Conv2d(3, 70, 4, 4), (1, 3, 20, 36)),
+    (nn.Conv2d(3, 40, (5, 7), (5, 7), bias=False), (3, 3, 16, 29)),
+    (nn.Conv1d(4, 33, 8, 8), (2, 4, 75)),
+    (nn.Conv2d(3, 40, 16, 16, dtype=torch.float64), (2, 3, 32, 32)),
+]
+
+
+@pytest.mark.parametrize(("convolution", "shape"), PATCHES)
+def test_patches_are_read_in_place(convolution: nn.Module, shape: tuple[int, ...], lowered: Callable[..., Any]) -> None:
+    x = torch.randn(shape, dtype=convolution.weight.dtype)
+    with torch.no_grad():
+        assert_fuses(nn.Sequential(convolution, nn.SiLU()), x, launches=1)
+        assert "fuse_places" in lowered(convolution.forward, x).kernel.source
+
+
+OTHER_PATCHES = [
+    (nn.Conv2d(3, 40, 16, 15), (2, 3, 32, 48)),
+    (nn.Conv2d(3, 40, 16, 16, padding=1), (2, 3, 32, 48)),
+    (nn.Conv2d(3, 40, 8, 8, dilation=2), (2, 3, 32, 48)),
+    (nn.Conv2d(3, 40, 3, 3), (2, 3, 9, 12)),
+    (nn.Conv2d(3, 16, 16, 16), (2, 3, 32, 48)),
+    (nn.Conv2d(4, 80, 8, 8, groups=2), (2, 4, 32, 48)),
+]
+
+
+@pytest.mark.parametrize(("convolution", "shape"), OTHER_PATCHES)
+def test_other_patches_are_copied(convolution: nn.Module, shape: tuple[int, ...], lowered: Callable[..., Any]) -> None:
+    x = torch.randn(shape)
+    with torch.no_grad():
+        assert_fuses(nn.Sequential(convolution, nn.SiLU()), x, launches=1)
+        assert "fuse_places" not in lowered(convolution.forward, x).kernel.source
+
+
+def test_patches_of_a_transposed_image_are_copied(lowered: Callable[..., Any]) -> None:
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.conv2d(x.mT, weight, stride=8)
+
+    x, weight = torch.randn(2, 3, 16, 32), torch.randn(40, 3, 8, 8)
+    made = lowered(forward, x, weight).kernel.source
+    assert "fuse_places" not in made
+
+
+def test_patches_of_any_number_of_images() -> None:
+    model = nn.Conv2d(3, 40, 8, 8)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for images, height in ((4, 16), (7, 16), (1, 24), (5, 40), (12, 8)):
+            x = torch.randn(images, 3, height, 24)
+            torch.testing.assert_close(fused(x), model(x))
 
 
 @pytest.mark.parametrize("groups", [2, 4])

@@ -71,6 +71,26 @@ def test_reductions_over_the_same_rows_share_their_loop(lowered: Callable[..., A
     assert loops(three) == loops(one)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_is_summed_as_it_is_is_stored_where_it_is_summed(
+    lowered: Callable[..., Any], run: Callable[..., Any], dim: int
+) -> None:
+    def masked(g: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        d = torch.where(y > 0, g, 0.0)
+        return d, d.sum(dim)
+
+    arguments = torch.randn(32, 48), torch.randn(32, 48)
+    assert source_of(lowered, masked, *arguments).count(" ? ") == 1
+    run(masked, *arguments).check()
+
+
+def test_what_a_sum_reads_in_another_place_is_stored_behind_it(run: Callable[..., Any]) -> None:
+    def doubled(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, (x.flip(1) * x).sum(1)
+
+    run(doubled, torch.randn(32, 48)).check()
+
+
 def test_costly_work_is_done_once_for_results_in_two_orders(
     lowered: Callable[..., Any], run: Callable[..., Any]
 ) -> None:

@@ -120,8 +120,9 @@ def tiling(
     threads = min(threads, of.tasks(share))
     field = aligned(of.numbers(share.rows) * itemsize)
     sizes = ", ".join(map(str, (images, channels, outputs, height, across, *image.strides)))
+    how = f"{window_text(patches)}, {share.rows}, {int(patches.by_channel)}"
     lines = [
-        f"    const fuse_channel_window window = {{{sizes}, {window_text(patches)}, {share.rows}, {int(patches.by_channel)}}};",
+        f"    const fuse_channel_window window = {{{sizes}, {how}}};",
         f"    const {right.text};",
         f"    fuse_places(fuse_panels_{right.panels}, {image.text}, window, right, {share.splits},",
         f"                       {frame.workspace}, {threads}, {field}, {right.block_bytes},",

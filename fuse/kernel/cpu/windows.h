@@ -70,6 +70,13 @@ static inline int64_t fuse_best(fuse_splits splits_of, const fuse_window &w, int
     return best;
 }
 
+// Whether windows are single pixels, so that a block of them can be read from the image itself.
+static inline bool fuse_is_pixels(const fuse_window &w) {
+    return w.taps[0] * w.taps[1] == 1 && w.stride[0] * w.stride[1] == 1 && !w.padding[0] && !w.padding[1] &&
+           w.column_stride == 1 && w.row_stride == w.width && (w.pitch == w.width || w.rows_at_once == 1) &&
+           w.channels * w.channel_stride < INT32_MAX;
+}
+
 // The right operand of a tile: the elements of the planes that its spots read, for each tap.
 template <typename Real> struct fuse_seen {
     const Real *first;
@@ -206,7 +213,7 @@ FUSE_APART static void fuse_tell(const fuse_spots<Real> &of, Real *tile, int64_t
 }
 
 // A convolution of `images` with weights [groups, outputs, channels * taps], by at most `threads` threads. The outputs
-// are split into `shares`. The workspace has `distances_bytes` and, for each thread, `share_bytes` for its planes.
+// are split into `shares`. The workspace has `distances_bytes` (twice as many for windows of one pixel) and, for each thread, `share_bytes` for its planes.
 // Blocks have `Gates` times 16 spots; the last one has half as many if these are enough. `epilogue(image, first output,
 // last, first place, last, tile, stride)` is called for every tile, whose outputs are `stride` elements apart.
 template <int Gates, typename Real>
@@ -221,6 +228,9 @@ FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images
     const fuse_planes planes(w);
     int32_t *const distances = (int32_t *)fuse_aligned(workspace);
     planes.distances(w, distances);
+    const bool pixels = fuse_is_pixels(w);  // the last block of an image is copied: vectors would read beyond it
+    int32_t *const apart = distances + w.channels;
+    for (int64_t channel = 0; pixels && channel < w.channels; ++channel) apart[channel] = channel * w.channel_stride;
     threads = fuse_threads(threads);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
@@ -235,15 +245,23 @@ FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images
             const int64_t rows = row + w.rows_at_once < w.places[0] ? w.rows_at_once : w.places[0] - row;
             const int64_t left = w.places[1] - column, in_row = left < w.columns_at_once ? left : w.columns_at_once;
             const int64_t spots = (rows - 1) * w.pitch + in_row;
-            if (part != held) {
+            const Real *const first_pixel = images + image * w.image_stride + row * w.width + column;
+            const int64_t pixels_left = pixels ? (w.height - row) * w.width - column : 0;
+            if (part != held && !pixels) {
                 const int64_t seen_rows = planes.rows - w.rows_at_once + rows;
                 fuse_fill_planes(padded, images + image * w.image_stride, w, planes, row, column, seen_rows);
             }
             held = part;
             const Real *const of_group = weights + image % w.groups * w.group_stride;
             for (int64_t spot = 0; spot < spots; spot += 16 * Gates) {
-                const fuse_seen<Real> seen = {padded + spot, distances};
+                const bool in_place = spot + 16 * Gates <= pixels_left;
+                const fuse_seen<Real> seen = {in_place ? first_pixel + spot : padded + spot, in_place ? apart : distances};
                 const int64_t end = spot + 16 * Gates < spots ? spot + 16 * Gates : spots;
+                if (pixels && !in_place) {
+                    for (int64_t channel = 0; channel < w.channels; ++channel) {
+                        fuse_copy(padded + channel * planes.channel + spot, first_pixel + apart[channel] + spot, end - spot);
+                    }
+                }
                 const fuse_spots<Real> of = {epilogue, image, row * w.places[1] + column, w.pitch, in_row, spot, end};
                 if (end - spot <= 16 * half) {
                     fuse_tiles<half, fuse_most_rows<half, Real>>(

@@ -175,7 +175,10 @@ def windowed(
     if not varies(of.spots(share)):
         panels = min(panels, 1 << (-(-of.spots(share) // PANEL) - 1).bit_length())
     slack = (panels * PANEL + max(of.beyond) + pitch) * itemsize
-    distances, planes = aligned(depth * 4), aligned(of.bytes_of_planes(share) + slack)
+    distances, planes = (
+        aligned(depth * 4 * (2 if patches.taps == (1, 1) else 1)),
+        aligned(of.bytes_of_planes(share) + slack),
+    )
     images, channels, height, width = patches.source.shape
     weight_strides = (left.strides[0] if groups > 1 else 0, left.strides[-2])
     sizes = ", ".join(map(str, (images, groups, outputs, channels, height, width, *weight_strides, *image.strides)))
