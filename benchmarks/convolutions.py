@@ -3,7 +3,8 @@
     python -m benchmarks.convolutions                 all, two minutes
     python -m benchmarks.convolutions up_clamp        some; the others keep the figures that they have
 
-Each is run eager, under ``torch.compile`` and fused in one process, interleaved, on one thread. Processor time of the
+Each is run eager, under ``torch.compile`` and fused in one process, interleaved, on one thread; each follows each of
+the others, since a long call before leaves the caches cold. Processor time of the
 tenth part of the samples that were least disturbed; above 1, fuse is faster. ``step`` is forward and backward of the
 sum of the result.
 """
@@ -11,6 +12,7 @@ sum of the result.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import statistics
 import sys
@@ -95,8 +97,10 @@ def measured(name: str, way: Callable[[nn.Module, Tensor], None]) -> dict[str, f
         for _ in range(3):
             way(one, x)
     until = time.perf_counter() + SECONDS * len(models)
+    orders = itertools.cycle(itertools.permutations(models))
     while time.perf_counter() < until:
-        for contender, one in models.items():
+        for contender in next(orders):
+            one = models[contender]
             started = time.process_time()
             way(one, x)
             taken[contender].append(time.process_time() - started)
