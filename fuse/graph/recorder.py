@@ -45,6 +45,7 @@ from fuse.graph.fake_parameters import with_fake_parameters
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.hidden_fakes import fakes_hidden
+from fuse.graph.inference import InferenceModes, inference_followed
 from fuse.graph.learned import Learning
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
 from fuse.graph.naming import argument_name, identifier, named_arguments, names_of_state, parameter_names
@@ -109,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
         self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients, self.dispatches)
+        self.inference = InferenceModes(self.dispatches)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
         self.numbers: dict[Node, int] = {}  # node of a Number in the result -> its leaf
@@ -168,6 +170,7 @@ class Recorder(TorchDispatchMode):
             with layers, state, followed(self.functional.draws), fakes_hidden(), self.fake_mode, self:
                 layers.enter_context(lstm_of_eager())
                 layers.enter_context(idle_conversions())
+                layers.enter_context(inference_followed(self.inference))
                 layers.enter_context(packed_by_masks(self._pack))
                 layers.enter_context(values_checked(self._check_values))
                 yield
@@ -496,6 +499,7 @@ class Recorder(TorchDispatchMode):
             self.learning,
             not self.packs,
             self.context,
+            self.inference.is_whole(),
         )
         steps = self.functional.steps
         return shortened(module, self.functional.whole) if steps is not None and steps.loops else module

@@ -150,7 +150,7 @@ class Signature:
     With ``mutated`` attributes, ``outputs`` and ``out_spec`` describe the pair (result, values to assign). With
     ``learning``, they describe the pair (confirming values, all that). ``eagers``: whether ``dispatches`` are eager's;
     for packed sequences, eager's depend on values. ``context``: the context variables that ``forward`` may read, with
-    their values.
+    their values. ``inference``: whether ``forward`` runs all operators in an inference mode of its own.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -162,3 +162,4 @@ class Signature:
     learning: Learning | None = None
     eagers: bool = True
     context: tuple[tuple[ContextVar[Any], Any], ...] = ()
+    inference: bool = False

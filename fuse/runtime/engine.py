@@ -167,6 +167,9 @@ class Engine:
             if compiled.in_parts:
                 return self._in_parts(args, kwargs, compiled.reason, compiled)
             return self.eager(args, kwargs, compiled.reason, warn=not compiled.once)
+        if compiled.inference and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self._served(compiled, tensors, args, kwargs)
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self.eager(args, kwargs, reason)

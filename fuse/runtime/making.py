@@ -219,6 +219,7 @@ def make(
         family=family,
         ending=ending,
         resized=resized is not None,
+        inference=signature.inference and training is None,
     )
 
 

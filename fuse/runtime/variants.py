@@ -67,6 +67,7 @@ class Compiled:
         passing: whether later calls may not run eager, so that they are captured again.
         once: whether only this call runs eager, and the next one is captured again.
         resized: whether the graph was made from graphs of other sizes, without a capture.
+        inference: whether the program runs in inference mode, as ``forward`` would.
         needing: leaves whose ``requires_grad`` is set first; the call is served again then.
     """
 
@@ -87,6 +88,7 @@ class Compiled:
     passing: bool = False
     once: bool = False
     resized: bool = False
+    inference: bool = False
     needing: tuple[int, ...] = ()
 
 
