@@ -24,6 +24,19 @@ def key_of_call(leaves: Sequence[Any], spec: Any) -> Hashable:
     return tensors, tuple(map(key_of_value, leaves)), spec
 
 
+def key_without_sizes(leaves: Sequence[Any], spec: Any) -> Hashable:
+    """A key that is equal for calls that differ in the sizes and contents of tensors, and in numbers, only.
+
+    >>> key_without_sizes((torch.ones(2), 3), None) == key_without_sizes((torch.ones(5), 4), None)
+    True
+    >>> key_without_sizes((torch.ones(2), True), None) == key_without_sizes((torch.ones(2), False), None)
+    False
+    """
+    tensors = tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves)
+    values = (type(leaf) if type(leaf) in (int, float) else key_of_value(leaf) for leaf in leaves)
+    return tensors, tuple(values), spec
+
+
 def key_of_value(leaf: Any) -> Hashable:
     """A key of an argument: the value of a plain one, the class of another. No code of that class runs for it.
 

@@ -15,7 +15,6 @@ thread only; compiled and eager calls need no lock.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -32,13 +31,13 @@ from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import sizes_are_told
-from fuse.runtime.call_keys import key_of_call
+from fuse.runtime.call_keys import key_of_call, key_without_sizes
 from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.differentiable import TWICE
 from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import flatten, modes, overlaps
-from fuse.runtime.in_vain import InVain
+from fuse.runtime.in_vain import InVain, without_numbers
 from fuse.runtime.making import Maker, ModelCall, make
 from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.parts import Parts, Told
@@ -65,7 +64,6 @@ from fuse.runtime.variants import Compiled, LastRun, counted, together
 
 LARGEST_CARRIED = 4
 LARGEST_CONTEXTS = 8
-_NUMBER = re.compile(r"-?\b\d+(\.\d+)?\b")
 
 Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[Told, ...]]
 """The run of a call: a program, an unobserved call, or the parts of a call that ran eager."""
@@ -127,7 +125,7 @@ class Engine:
                 or self._never_settles(call)
             ):
                 return self.eager(args, kwargs, reason)
-            if (declined := self._in_vain.instead(self._kind(call))) is not None:
+            if (declined := self._in_vain.instead(self._kind(call), self._of_sizes(call))) is not None:
                 return self._served(declined, (), args, kwargs)
             between = self._between(call)
             if (seconds := self._new_sizes.too_early(call, self._held(), between)) is not None:
@@ -214,7 +212,7 @@ class Engine:
             return self._give_up(compiled, Fallback(error.op, error.source, str(error)))
         if isinstance(error, PositionOutOfRange):
             return None
-        message = _NUMBER.sub("N", str(error).partition("\n")[0])  # which matrix it was is no reason to warn again
+        message = without_numbers(str(error).partition("\n")[0])  # which matrix it was is no reason to warn again
         return Fallback(self._maker.name, "", f"an operator raised {type(error).__name__}: {message}")
 
     def last_run(self) -> LastRun | None:
@@ -367,6 +365,7 @@ class Engine:
                 seconds = time.perf_counter() - started
                 if compiled.program is not None:
                     self._new_sizes.captured(call, seconds, compiled.resized and not beyond)
+                self._in_vain.made(self._of_sizes(call), compiled)
                 if not (
                     compiled.once or (compiled.program is None and self._in_vain.failed(self._kind(call), compiled))
                 ):
@@ -428,6 +427,10 @@ class Engine:
     def _kind(self, call: ModelCall) -> Hashable:
         """Equal for calls that differ in the contents of tensors only."""
         return key_of_call(call.leaves, call.spec), modes(), self.model.training
+
+    def _of_sizes(self, call: ModelCall) -> Hashable:
+        """Equal for calls that differ in sizes, numbers and the contents of tensors only."""
+        return key_without_sizes(call.leaves, call.spec), modes(), self.model.training
 
     def _never_settles(self, call: ModelCall) -> Fallback | None:
         """Why a call is not compiled once more: what earlier ones left behind or found was different each time."""
