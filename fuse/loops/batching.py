@@ -158,6 +158,9 @@ class _RuleRecorder(TorchDispatchMode):
             return op(*args, **(kwargs or {}))
         if ops.mutates(op):
             raise CannotBatchError(f"the rule calls {op}, which writes to its operand")
+        if op is aten._to_copy.default and not isinstance(args[0], Tensor):
+            # a number beside a scalar of each step: the rule gives it the dtype of the result
+            op, args = aten.full.default, ([], args[0])
         node_args, node_kwargs = pytree.tree_map_only(Tensor, self.node, (args, dict(kwargs or {})))
         made = self.batcher.insert(op, node_args, node_kwargs, self.source)
         result = made.meta["val"]

@@ -50,6 +50,13 @@ def test_a_softmax_runs_along_the_same_dimension_of_all_steps() -> None:
     assert softmax.target is aten._softmax.default
 
 
+def test_a_number_beside_a_scalar_of_each_step_is_a_tensor_of_the_scalars_dtype() -> None:
+    nodes = batched(lambda x, w: 0.5 * (x * w).sum(), torch.randn(4), torch.randn(4))
+    assert [node.target for node in nodes[-2:]] == [aten.full.default, aten.mul.Tensor]
+    assert nodes[-2].meta["val"].dtype is torch.float32
+    assert all(isinstance(operand, Node) for operand in nodes[-1].args)
+
+
 def test_a_rule_that_takes_one_step_after_the_other_is_refused() -> None:
     with pytest.raises(CannotBatchError, match="one step after the other"):
         batched(lambda x, w: torch.index_add(x, 1, (x[0] * 0).long(), x), torch.randn(3, 5), torch.randn(5))
