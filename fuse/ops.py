@@ -370,27 +370,45 @@ def mutates(op: OpOverload) -> bool:
     return bool(mutated_arguments(op))
 
 
+FACTORY_ARGUMENTS = [
+    *(("dtype", "Optional[int]"), ("layout", "Optional[int]")),
+    *(("device", "Optional[Device]"), ("pin_memory", "Optional[bool]")),
+]
+"""Names and types of the arguments that say what tensor a factory makes."""
+
+
 @cache
 def functional_form(op: OpOverload) -> OpOverload | None:
     """The functional variant of an in-place or ``out=`` operator; None where torch has none.
 
     It takes the same arguments, less the ``out`` ones, and returns the written values in their order (after what the
-    operator already returned, for those with state such as batch norm). A functional operator is its own form.
+    operator already returned, for those with state such as batch norm). A functional operator is its own form. The
+    form of a factory also takes the dtype and device of the tensor that it makes.
 
     >>> functional_form(torch.ops.aten.add_.Tensor)
     <OpOverload(op='aten.add', overload='Tensor')>
-    >>> functional_form(torch.ops.aten.mm.out)
-    <OpOverload(op='aten.mm', overload='default')>
+    >>> functional_form(torch.ops.aten.mm.out), functional_form(torch.ops.aten.arange.start_out)
+    (<OpOverload(op='aten.mm', overload='default')>, <OpOverload(op='aten.arange', overload='start_step')>)
     """
     if not mutates(op):
         return op
     wanted = _argument_types(op, keep_out=False)
-    for packet in _functional_packets(op):
-        # Several overloads may take the same arguments: try the one of the same name first.
-        for candidate in sorted(_overloads(packet), key=lambda c: c._overloadname != op._overloadname):
-            if not mutates(candidate) and _argument_types(candidate, keep_out=True) == wanted:
-                return candidate
+    for of_a_factory in ([], FACTORY_ARGUMENTS):
+        for packet in _functional_packets(op):
+            # Several overloads may take the same arguments: try the one of the same name first.
+            for candidate in sorted(_overloads(packet), key=lambda c: c._overloadname != op._overloadname):
+                if not mutates(candidate) and _argument_types(candidate, keep_out=True) == wanted + of_a_factory:
+                    return candidate
     return None
+
+
+def is_factory(op: OpOverload) -> bool:
+    """Whether ``op`` takes the dtype, layout and device of the tensor that it makes.
+
+    >>> is_factory(torch.ops.aten.arange.default), is_factory(torch.ops.aten.sum.default)
+    (True, False)
+    """
+    return _argument_types(op, keep_out=False)[-len(FACTORY_ARGUMENTS) :] == FACTORY_ARGUMENTS
 
 
 @cache

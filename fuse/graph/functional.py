@@ -354,6 +354,8 @@ class Functionalizer:
             raise CaptureError(
                 f"{op} at {self.source} writes in place and has no functional form; it runs in eager mode"
             )
+        if grows := len(written) == 1 and not written[0].numel() and op._schema.arguments[-1].is_out:
+            self.whole()
         shapes = [tensor.shape for tensor in written]
         node_args, node_kwargs = self._functional_arguments(op, functional, args, kwargs)
         if ops.is_random(functional) and not all(map(is_dense, written)):  # numbers are drawn in the order of memory
@@ -362,6 +364,8 @@ class Functionalizer:
             node = self._bernoulli(*node_args, **node_kwargs)
         else:
             node = self.emit(functional, node_args, node_kwargs)
+        if grows and self._is_alone(written[0]):
+            return self._fill_empty(written[0], node, run)
         result = run()
         if shapes != [tensor.shape for tensor in written]:
             raise CaptureError(f"{op} at {self.source} resizes its out= tensor; it runs in eager mode")
@@ -376,6 +380,34 @@ class Functionalizer:
             else:
                 self.own(tensor, part)
         return result
+
+    def _is_alone(self, tensor: Tensor) -> bool:
+        """Whether the call made ``tensor``, and no other shares its memory but the one that torch's factories hide."""
+        base = self.aliases[id(tensor)].base
+        sharing = [alias.tensor for alias in self.aliases.values() if alias.base is base]
+        return base.input_index is None and all(one is tensor or one is base.root for one in sharing)
+
+    def _fill_empty(self, tensor: Tensor, node: Node, run: Callable[[], Any]) -> Any:
+        """Record an operator that resizes its empty ``out=`` tensor: this is a new tensor, with the value of ``node``."""
+        self._hold(tensor)
+        result = run()
+        if node.meta["val"].dtype != tensor.dtype:
+            node = self.emit(aten._to_copy.default, (node,), {"dtype": tensor.dtype})
+        if node.meta["val"].stride() != tensor.stride():
+            raise CaptureError(f"an out= tensor at {self.source} is resized to other strides; it runs in eager mode")
+        self.own(tensor, node)
+        return result
+
+    def _hold(self, tensor: Tensor) -> None:
+        """Let the nodes so far keep the metadata of ``tensor``, which an operator is about to change."""
+        alias, held = self.aliases[id(tensor)], aten.alias.default(tensor)
+        for holder in (self.value(tensor), alias.made, alias.node, alias.base.node):
+            _exchange(holder, tensor, held)
+            if holder.target is operator.getitem:
+                _exchange(holder.all_input_nodes[0], tensor, held)
+        if alias.base.root is tensor:
+            alias.base.root = held
+        self.fakes.forget(tensor)
 
     def _bernoulli(self, target: Node, p: float) -> Node:
         """``bernoulli_`` in functional form: it draws in memory order, ``bernoulli`` in the order of dimensions."""
@@ -444,15 +476,8 @@ class Functionalizer:
             raise CaptureError(
                 f"{op} at {self.source} changes the shape of an argument in place; it runs in eager mode"
             )
-        held = aten.alias.default(tensor)  # keeps the old metadata, which ``run`` changes in the tensor itself
-        for holder in (node, alias.made, alias.node, alias.base.node):
-            _exchange(holder, tensor, held)
-            if holder.target is operator.getitem:
-                _exchange(holder.all_input_nodes[0], tensor, held)
-        if alias.base.root is tensor:
-            alias.base.root = held
         view = View(functional, self.nodes(args[1:]), self.nodes(kwargs))
-        self.fakes.forget(tensor)
+        self._hold(tensor)
         result = run()
         emitted = self.emit(functional, (node, *view.args), view.kwargs)
         self._add_view(alias, (view,), tensor, emitted)
@@ -503,9 +528,11 @@ class Functionalizer:
     def _functional_arguments(
         self, op: OpOverload, functional: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the functional form: all except ``out=`` tensors."""
+        """The arguments of the functional form: all except ``out=`` tensors, which tell a factory what to make."""
         accepted = {a.name: a for a in functional._schema.arguments}
         values = dict(kwargs)
+        if "out" in kwargs and ops.is_factory(functional):
+            values.update(dtype=kwargs["out"].dtype, device=kwargs["out"].device)
         for argument in op._schema.arguments[len(args) :]:
             parameter = accepted.get(argument.name)
             if parameter is not None and argument.has_default_value() and not parameter.has_default_value():

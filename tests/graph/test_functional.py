@@ -74,6 +74,8 @@ WRITES: dict[str, Write] = {
     "out_on_a_row": lambda x: torch.add(x[0], 1, out=x[1]),
     "out_of_two": lambda x: torch.max(x, 1, out=(torch.empty(3), torch.empty(3, dtype=torch.long))),
     "out_of_cat": lambda x: torch.cat([x, x], out=torch.empty(6, 4)),
+    "out_of_a_factory": lambda x: torch.arange(3, out=torch.empty(3)),
+    "out_of_ones": lambda x: torch.ones(3, 4, out=torch.empty(4, 3, dtype=torch.long).t()),
     "shape_of_a_copy": lambda x: x.clone().unsqueeze_(0).add_(1),
     "shape_squeezed": lambda x: x.clone().view(3, 1, 4).squeeze_(1).add_(1),
     "shape_after_a_write": lambda x: (x[:1] + 1).mul_(2).squeeze_(0).add_(1),
@@ -112,6 +114,23 @@ def test_a_write_to_an_argument_is_one_mutation(same_function: Callable[..., Gra
     assert [m.input_index for m in graph.meta["signature"].mutations] == [0]
 
 
+GROWING: dict[str, Write] = {
+    "of_a_result": lambda x: torch.mul(x, 2, out=torch.empty(0)).add_(1),
+    "of_a_result_in_another_dtype": lambda x: torch.mul(x, 2, out=torch.empty(0, dtype=torch.float64)),
+    "of_a_result_after_it_was_read": lambda x: (lambda o: (o + 1, torch.mul(x, 2, out=o)))(x.new()),
+    "of_a_factory_that_grows": lambda x: torch.arange(4, out=x.new().long()) * x,
+    "of_a_factory_of_numbers": lambda x: torch.arange(0.0, 0.4, 0.1, out=x.new().double()),
+}
+"""Writes to an empty tensor, which they resize."""
+
+
+@pytest.mark.parametrize("write", GROWING.values(), ids=GROWING.keys())
+def test_an_empty_tensor_that_a_write_resizes_is_eagers(
+    write: Write, same_function: Callable[..., GraphModule]
+) -> None:
+    same_function(lambda x: (write(x), x + 1), torch.randn(3, 4))
+
+
 DRAWS: dict[str, Write] = {
     "bernoulli": lambda x: x.bernoulli_(),
     "bernoulli_p": lambda x: x.bernoulli_(0.3),
@@ -142,7 +161,17 @@ def exchanged(x: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Write, str]] = {
     "shape_of_an_argument": (lambda x: x.unsqueeze_(0), r"aten\.unsqueeze_.* changes the shape of an argument"),
     "resized": (lambda x: x.clone().resize_(2, 2), r"aten\.resize_.* changes the size"),
-    "out_that_grows": (lambda x: torch.mul(x, 2, out=torch.empty(0)), "resizes its out= tensor"),
+    "out_that_shrinks": (lambda x: torch.mul(x, 2, out=torch.empty(9, 9)), "resizes its out= tensor"),
+    "out_that_grows_to_strides": (lambda x: torch.mul(x.t(), 2, out=torch.empty(0)), "resized to other strides"),
+    "out_that_grows_and_has_a_view": (
+        lambda x: (lambda o: (o.view(0), torch.mul(x, 2, out=o)))(x.new()),
+        "resizes its out= tensor",
+    ),
+    "out_of_two_that_grow": (
+        lambda x: torch.max(x, 1, out=(torch.empty(0), torch.empty(0).long())),
+        "resizes its out= tensor",
+    ),
+    "out_that_grows_within_an_argument": (lambda x: torch.mul(x + 1, 2, out=x[:0]), "resizes its out= tensor"),
     "data_exchanged": (lambda x: setattr(x, "data", torch.ones(3, 4)), r"assigns the \.data"),
     "data_turned_over": (lambda x: setattr(x, "data", x.data.t()), r"assigns the \.data"),
     "data_of_a_new_tensor_turned_over": (lambda x: setattr(y := x * 2, "data", y.data.t()), r"assigns the \.data"),
