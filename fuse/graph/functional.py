@@ -388,7 +388,7 @@ class Functionalizer:
         return base.input_index is None and all(one is tensor or one is base.root for one in sharing)
 
     def _fill_empty(self, tensor: Tensor, node: Node, run: Callable[[], Any]) -> Any:
-        """Record an operator that resizes its empty ``out=`` tensor: this is a new tensor, with the value of ``node``."""
+        """Record an operator that resizes its empty ``out=`` tensor: a new tensor, whose value is ``node``."""
         self._hold(tensor)
         result = run()
         if node.meta["val"].dtype != tensor.dtype:
