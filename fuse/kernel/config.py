@@ -1,4 +1,4 @@
-"""Configs: alternatives to the blocks of a product or convolution that the cost model chooses."""
+"""Configs: alternatives to the blocks and threads of a kernel that the cost model chooses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ NEAR = 1.25
 
 @dataclass(frozen=True)
 class Config:
-    """A choice of blocks; the default is the cost model's.
+    """A choice of blocks and threads; the default is the cost model's.
 
     ``panels``: panels in a block of a product, None for the cost model's number. ``share``: rank, by predicted cost, of
     the part of a convolution that a thread takes at a time.
+
+    >>> str(Config()), str(Config(panels=2, threads="one"))
+    ('if worth it', 'one, panels 2')
     """
 
     panels: int | None = None
     share: int = 0
+    threads: Threads = "if worth it"
+
+    def __str__(self) -> str:
+        blocks = {"panels": self.panels, "share": self.share}
+        return ", ".join([self.threads, *(f"{name} {number}" for name, number in blocks.items() if number)])
 
 
 DEFAULT = Config()

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node, map_arg
 from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
 from fuse.graph.outputs import outputs_of
-from fuse.kernel.config import DEFAULT, Config, Threads
+from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.extents import Conditions, NeedsNumber
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.names import plain_name
@@ -90,8 +90,8 @@ def can_lower(node: Node) -> bool:
 _KERNELS: dict[str, Kernel | Declined] = {}
 
 
-def lower(region: GraphModule, threads: Threads = "if worth it", config: Config = DEFAULT) -> Kernel | Declined:
-    """The kernel of ``region``, or the reason why there is none. ``threads``: see :mod:`fuse.kernel.config`.
+def lower(region: GraphModule, config: Config = DEFAULT) -> Kernel | Declined:
+    """The kernel of ``region``, or the reason why there is none.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(torch.randn(4, 8))
@@ -99,20 +99,20 @@ def lower(region: GraphModule, threads: Threads = "if worth it", config: Config 
     >>> kernel.name.rsplit("_", 1)[0], kernel.in_place
     ('tanh_add', frozenset({(0, 0)}))
     """
-    key = f"{structure(region)}\n{threads}" + (f" {config}" if config != DEFAULT else "")
+    key = f"{structure(region)}\n{config}"
     known = _KERNELS.get(key)
     if known is None or (isinstance(known, Declined) and sizes_vary()):  # a kernel for varying sizes may exist
-        known = (_for_sizes(region) if (threads, config) == ("if worth it", DEFAULT) else None) or known
+        known = (_for_sizes(region) if config == DEFAULT else None) or known
     if known is None:
         known = _KERNELS[key] = attempt(
-            lambda: replace(_lower(region, key, threads, config), computes=_computes(region, threads, config))
+            lambda: replace(_lower(region, key, config), computes=_computes(region, config))
         )
     return known
 
 
-def _computes(region: GraphModule, threads: Threads, config: Config) -> str:
+def _computes(region: GraphModule, config: Config) -> str:
     """Hash of a region's computation without names; not for sizes that vary, because writing a size pins it."""
-    return hashlib.sha256(f"{structure(region, named=False)}\n{threads} {config}".encode()).hexdigest()
+    return hashlib.sha256(f"{structure(region, named=False)}\n{config}".encode()).hexdigest()
 
 
 _TEXTS: dict[str, Text[Kernel]] = {}
@@ -168,7 +168,7 @@ def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | Non
         if with_sizes is None:
             return None
         with _deep_recursion():
-            kernel = _lower(region, "", "decided in each call", DEFAULT)
+            kernel = _lower(region, "", Config(threads="decided in each call"))
     except (Unsupported, NotAffine, SplitNeeded, NeedsNumber):
         return None
     arguments = len(region.graph.find_nodes(op="placeholder")) + len(outputs_of(region.graph))
@@ -208,10 +208,10 @@ def _deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def _lower(region: GraphModule, key: str, threads: Threads, config: Config) -> Kernel:
+def _lower(region: GraphModule, key: str, config: Config) -> Kernel:
     computation = computation_of(region)
     name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    made = _target(region).write(computation, name, threads, config)
+    made = _target(region).write(computation, name, config)
     in_place = _in_place_pairs(computation)
     return Kernel(
         name, made.source, in_place, made.parallel, made.workspace_bytes, (), made.headers, schedule=made.schedule

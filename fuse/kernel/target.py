@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from fuse.devices import DEVICES
 from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds
-from fuse.kernel.config import Config, Threads
+from fuse.kernel.config import Config
 from fuse.kernel.packing import Packing
 from fuse.kernel.values import Computation
 
@@ -56,8 +56,8 @@ class Target:
     Attributes:
         device: type of the device, like ``"cpu"``.
         packing: layout of the right operand of its products.
-        write: writes the kernel of a region, given its values, the kernel's name, the threads, and the config of its
-            loops. Raises ``Unsupported`` or ``NotAffine`` with a reason for the user.
+        write: writes the kernel of a region, given its values, the kernel's name, and the config. Raises
+            ``Unsupported`` or ``NotAffine`` with a reason for the user.
         write_loop, write_with_ends, write_end: what :mod:`fuse.kernel.lower_loops` calls. They return a kernel or the
             reason why there is none; a target without loop kernels declines.
         with_sizes: makes a source read sizes from its arguments, given the source, the names of the sizes, the number
@@ -67,7 +67,7 @@ class Target:
 
     device: str
     packing: Packing
-    write: Callable[[Computation, str, Threads, Config], Written]
+    write: Callable[[Computation, str, Config], Written]
     write_loop: Callable[[Loop, Sequence[Tensor], Sequence[Tensor], LoopKernels | None], Kernel | Declined]
     write_with_ends: Callable[[LoopWithEnds, LoopKernels | None], Kernel | Declined]
     write_end: Callable[[GraphModule], Kernel | Declined]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fuse.graph.loop import Loop
-from fuse.kernel.config import Config, Threads
+from fuse.kernel.config import Config
 from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.dtypes import register
 from fuse.kernel.evaluate import evaluate
@@ -216,7 +216,7 @@ def _memory(tensor: Tensor) -> Any:
     return (flat.view(torch.uint16) if tensor.dtype is torch.bfloat16 else flat).numpy()
 
 
-def write(computation: Computation, name: str, threads: Threads, config: Config) -> Written:
+def write(computation: Computation, name: str, config: Config) -> Written:
     """The Python of a region; its products are sums."""
     return Written(python_of(defined(fit_names(computation, keyword.iskeyword))))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuse.kernel.config import DEFAULT, Config
+from fuse.kernel.config import Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import (
@@ -52,7 +52,7 @@ DEEPEST = 512
 """Most elements of a query. One accumulator adds as many terms, so that longer sums would lose accuracy."""
 
 
-def attention(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
+def attention(computation: Computation, name: str, config: Config) -> Written:
     """The kernel of a region with two products, where the second multiplies reduced values of the first.
 
     Raises:
@@ -84,7 +84,7 @@ def attention(computation: Computation, name: str, one_thread: bool, config: Con
     share = padded[0] * depth + padded[1] * length + block * stride + own_queries + PANEL + own_operand
     share_bytes = aligned(share * itemsize)
     work = images * rows * length * (depth + columns)
-    threads = threads_for(work, images * -(-rows // FEWEST_ROWS), one_thread)
+    threads = threads_for(work, images * -(-rows // FEWEST_ROWS), config)
     sizes = ", ".join(map(str, (images, rows, length, depth, columns, queries.stride, block, stride, own_queries)))
     lines = [
         *queries.lines,

@@ -103,9 +103,7 @@ class ConvolutionCosts:
         return by_cost(shares, lambda share: self.cycles(share, threads), rank)
 
 
-def tiling(
-    product: Product, image: Operand, right: Right, frame: ProductFrame, one_thread: bool, config: Config
-) -> Tiling:
+def tiling(product: Product, image: Operand, right: Right, frame: ProductFrame, config: Config) -> Tiling:
     """The tiling of a convolution of ``image`` with the weights ``right`` [taps * channels, outputs]."""
     patches = product.left
     assert isinstance(patches, PatchRows)
@@ -115,7 +113,7 @@ def tiling(
         not any(patches.padding) and image.strides[1] == 1 and image.strides[3] == channels
     )
     of = ConvolutionCosts(patches, -(-outputs // width), width, in_place)
-    threads = threads_for(math.prod(patches.shape) * outputs, of.tasks(ChannelsLastShare(1, of.blocks)), one_thread)
+    threads = threads_for(math.prod(patches.shape) * outputs, of.tasks(ChannelsLastShare(1, of.blocks)), config)
     share = of.best(threads, config.share)
     threads = min(threads, of.tasks(share))
     field = aligned(of.numbers(share.rows) * itemsize)

@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fuse.kernel.config import Config
 from fuse.kernel.cpu.emit import argument, text_of
 from fuse.kernel.expressions import position
 from fuse.kernel.extents import smaller, unless_below, varies
@@ -127,13 +128,13 @@ class ProductFrame:
         return "\n".join(lines) + "\n"
 
 
-def threads_for(multiplications: int, tasks: int, one_thread: bool) -> int:
+def threads_for(multiplications: int, tasks: int, config: Config) -> int:
     """Number of threads for a product with this many multiplications, in this many tasks.
 
-    >>> threads_for(1000, 8, False), threads_for(1 << 30, 8, True)
+    >>> threads_for(1000, 8, Config()), threads_for(1 << 30, 8, Config(threads="one"))
     (1, 1)
     """
-    if one_thread:
+    if config.threads == "one":
         return 1
     return unless_below(multiplications, PARALLEL_PRODUCT, 1, smaller(tasks, os.cpu_count() or 1))
 

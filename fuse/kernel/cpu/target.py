@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fuse.kernel.config import Config, Threads
+from fuse.kernel.config import Config
 from fuse.kernel.cpu.attention import attention
 from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
 from fuse.kernel.cpu.loop_ends import end_kernel, kernel_with_ends
@@ -23,21 +23,20 @@ from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import Computation, Correlation
 
 
-def write(computation: Computation, name: str, threads: Threads, config: Config) -> Written:
+def write(computation: Computation, name: str, config: Config) -> Written:
     """The C++ kernel of a region; see :class:`fuse.kernel.target.Target`."""
     computation = fit_names(computation, is_reserved)
     values = [output.value for output in computation.outputs]
     if sums := [v for v in within_stage(values, through_reductions=True) if isinstance(v, Correlation)]:
-        return gradient_of_weight(computation, sums[0], name, threads == "one")
+        return gradient_of_weight(computation, sums[0], name, config)
     products = products_below(values)
     if not products:
         body = schedule(computation)
         body = replace(body, statements=tuple(in_phases(body.statements)))
-        return Written(emit(body, name, threads), parallel=is_parallel(body, threads))
-    one_thread = threads == "one"
+        return Written(emit(body, name, config.threads), parallel=is_parallel(body, config.threads))
     if len(products) > 1:
-        return attention(computation, name, one_thread, config)
-    return (whole_rows if any(map(is_reduced, values)) else tiled)(computation, name, one_thread, config)
+        return attention(computation, name, config)
+    return (whole_rows if any(map(is_reduced, values)) else tiled)(computation, name, config)
 
 
 TARGET = Target("cpu", PACKING, write, loop_kernel, kernel_with_ends, end_kernel, with_sizes)

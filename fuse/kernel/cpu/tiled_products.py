@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fuse.kernel.collapsing import merged
-from fuse.kernel.config import DEFAULT, Config
+from fuse.kernel.config import Config
 from fuse.kernel.cpu import channels_last, cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import (
@@ -66,7 +66,7 @@ WIDER_IS_BETTER = 0.25
 """Extra cost of a column in a block of one panel, relative to a very wide block: rows are read for fewer columns."""
 
 
-def tiled(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
+def tiled(computation: Computation, name: str, config: Config) -> Written:
     """The kernel of a region with one product and elementwise operators after it.
 
     Raises:
@@ -77,7 +77,7 @@ def tiled(computation: Computation, name: str, one_thread: bool, config: Config 
         raise Unsupported("two products in one kernel")
     frame = ProductFrame.of(computation)
     epilogue = epilogue_of(computation, product, frame.inputs, frame.outputs)
-    tiling = _tiling(product, frame, one_thread, config)
+    tiling = _tiling(product, frame, config)
     real = cpp_types.storage(product.dtype)
     lines = [
         *tiling.lines,
@@ -90,19 +90,19 @@ def tiled(computation: Computation, name: str, one_thread: bool, config: Config 
     return Written(source, tiling.workspace_bytes, several(tiling.threads), tiling.headers, tiling.schedule)
 
 
-def _tiling(product: Product, frame: ProductFrame, one_thread: bool, config: Config) -> Tiling:
+def _tiling(product: Product, frame: ProductFrame, config: Config) -> Tiling:
     """The tiling of a product or a convolution."""
     if isinstance(product.left, PatchRows):
         image = operand_of(product.left.source, frame.inputs)
-        return channels_last.tiling(product, image, _right(product, frame, config), frame, one_thread, config)
+        return channels_last.tiling(product, image, _right(product, frame, config), frame, config)
     left = operand_of(product.left, frame.inputs)
     in_rows = left.strides[-1] == 1 or is_one(product.left.shape[-1])
     if not in_rows and (isinstance(product.right, Patches) or not _in_columns(product, left)):
         raise Unsupported("the left operand is contiguous in neither rows nor columns")
     if isinstance(product.right, Patches):
-        return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, config)
+        return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, config)
     if len(product.shape) == 2:
-        return _packed(product, left, in_rows, _right(product, frame, config), frame, one_thread)
+        return _packed(product, left, in_rows, frame, config)
     raise Unsupported("a batch of products is left to the library")
 
 
@@ -112,12 +112,11 @@ def _in_columns(product: Product, left: Operand) -> bool:
     return len(product.shape) == 2 and left.strides[0] == 1 and depth * PANEL * itemsize <= LARGEST_PANEL
 
 
-def _packed(
-    product: Product, left: Operand, in_rows: bool, right: Right, frame: ProductFrame, one_thread: bool
-) -> Tiling:
+def _packed(product: Product, left: Operand, in_rows: bool, frame: ProductFrame, config: Config) -> Tiling:
     """The tiling of a product with a packed right operand (packed block by block in the call, or before it)."""
     (rows, columns), depth = product.shape, product.left.shape[1]
-    threads = threads_for(rows * columns * depth, -(-columns // (right.panels * PANEL)) * -(-rows // 4), one_thread)
+    right = _right(product, frame, config)
+    threads = threads_for(rows * columns * depth, -(-columns // (right.panels * PANEL)) * -(-rows // 4), config)
     real, bytes_before, panel_bytes = cpp_types.storage(product.dtype), right.block_bytes, 0
     if in_rows:
         rows_of_left = f"fuse_in_rows<{real}>{{{left.text}, {left.strides[0]}}}"

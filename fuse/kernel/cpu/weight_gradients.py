@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from fuse.graph.convolution_gradients import is_small
 from fuse.graph.strides import contiguous_strides
+from fuse.kernel.config import Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
@@ -42,7 +43,7 @@ FEWEST_OUTPUTS = 4
 SCHEDULE = "bands of padded images, tiles of outputs and taps, whose sums are held in registers"
 
 
-def gradient_of_weight(computation: Computation, sums: Correlation, name: str, one_thread: bool) -> Written:
+def gradient_of_weight(computation: Computation, sums: Correlation, name: str, config: Config) -> Written:
     """The kernel of a region that consists of the weight gradient ``sums`` alone.
 
     Raises:
@@ -74,9 +75,8 @@ def gradient_of_weight(computation: Computation, sums: Correlation, name: str, o
     planes_bytes, rows_bytes = bytes_of(rows)
     pieces = of.images // groups * -(-down // rows)
     at_once = smaller(pieces, max(1, LARGEST_HELD // estimate(planes_bytes + rows_bytes)))
-    threads = threads_for(
-        outputs * depth * of.images * down * across, groups * max(1, outputs // FEWEST_OUTPUTS), one_thread
-    )
+    work, tasks = outputs * depth * of.images * down * across, groups * max(1, outputs // FEWEST_OUTPUTS)
+    threads = threads_for(work, tasks, config)
     sums_bytes, distances = aligned(outputs * depth * vector), aligned(depth * 4)
     images, channels, height, width = sums.right.source.shape
     sizes = ", ".join(map(str, (images, groups, outputs, channels, height, width, 0, 0, *image.strides)))

@@ -10,7 +10,7 @@ so that it must fit into the L2 cache of one core.
 
 from __future__ import annotations
 
-from fuse.kernel.config import DEFAULT, Config
+from fuse.kernel.config import Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, ProductFrame, several, threads_for
@@ -38,7 +38,7 @@ SMALL_MATRIX = 64 * 1024
 with 4 rows, equally fast from 20 rows on."""
 
 
-def whole_rows(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
+def whole_rows(computation: Computation, name: str, config: Config) -> Written:
     """The kernel of a region with one product whose columns are reduced.
 
     Raises:
@@ -75,7 +75,7 @@ def whole_rows(computation: Computation, name: str, one_thread: bool, config: Co
 
     body = text_of(with_splits(nest.shape, build), 1)
     blocks = -(-rows // ROWS_AT_ONCE)
-    threads = threads_for(rows * columns * depth, blocks, one_thread)
+    threads = threads_for(rows * columns * depth, blocks, config)
     numbers = ", ".join(map(str, (*right.strides, depth, columns)))
     lines = [
         f"    const fuse_matrix<{real}> right = {{{right.text}, {numbers}}};",

@@ -157,16 +157,14 @@ class Convolution:
         return Share(smaller(self.patches.output_size[0], best.rows), self.patches.output_size[1], best.splits)
 
 
-def windowed(
-    product: Product, left: Operand, image: Operand, frame: ProductFrame, one_thread: bool, config: Config
-) -> Tiling:
+def windowed(product: Product, left: Operand, image: Operand, frame: ProductFrame, config: Config) -> Tiling:
     """The tiling of a convolution of ``image`` with the weights ``left`` [outputs, depth], one for each group."""
     patches = product.right
     assert isinstance(patches, Patches)
     outputs, depth = product.left.shape[-2:]
     groups = product.left.shape[0] if len(product.left.shape) > 2 else 1
     of = Convolution(patches, outputs)
-    threads = threads_for(of.multiplied(), of.images * patches.output_size[0] * outputs, one_thread)
+    threads = threads_for(of.multiplied(), of.images * patches.output_size[0] * outputs, config)
     share = of.shared(threads, config.share)
     if varies(of.tasks(share)):  # the call finds the best number of splits, at most these
         share = replace(share, splits=of.splits()[-1])

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from fuse.kernel.config import DEFAULT, Config, Threads
+from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.cpu.emit import PARALLEL_WORK, works
 from fuse.kernel.cpu.product_frame import HEADERS, MOST_PANELS, PARALLEL_PRODUCT
 from fuse.kernel.cpu.tiled_products import by_cost_of_panels
@@ -49,10 +49,10 @@ def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
     configs = _products(region) if holds_product(usual) else _loops(region)
     found: dict[str, Kernel] = {}
     texts = set()
-    for name, threads, config in configs:
-        if torch.get_num_threads() == 1 and threads == "one":
+    for name, config in configs:
+        if torch.get_num_threads() == 1 and config.threads == "one":
             continue
-        kernel = lower(region, threads, config)
+        kernel = lower(region, config)
         if isinstance(kernel, Kernel) and (text := kernel.source.replace(kernel.name, "")) not in texts:
             texts.add(text)
             found[name] = kernel
@@ -61,30 +61,30 @@ def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
     return found
 
 
-Candidates = Iterator[tuple[str, Threads, Config]]
+Candidates = Iterator[tuple[str, Config]]
 
 
 def _products(region: GraphModule) -> Candidates:
-    yield USUAL, "if worth it", DEFAULT
+    yield USUAL, DEFAULT
     node = next((node for node in region.graph.nodes if node.target in MULTIPLY), None)
     if node and PARALLEL_PRODUCT <= _multiplications(node) < MOST_WORK * PARALLEL_PRODUCT:
-        yield "one thread", "one", DEFAULT
+        yield "one thread", Config(threads="one")
     panels: Sequence[int] = range(1, MOST_PANELS + 1)
     if node and node.target is aten.convolution.default:
         for share in range(1, MOST_SHARES):
-            yield f"share {share + 1}", "if worth it", Config(share=share)
+            yield f"share {share + 1}", Config(share=share)
     elif node:
         depth, columns = node.args[-1].meta["val"].shape
         panels = by_cost_of_panels(columns, depth, node.meta["val"].itemsize)[:MOST_PANEL_NUMBERS]
     for number in panels:
-        yield f"{number} panels", "if worth it", Config(panels=number)
+        yield f"{number} panels", Config(panels=number)
 
 
 def _loops(region: GraphModule) -> Candidates:
-    yield USUAL, "if worth it", DEFAULT
+    yield USUAL, DEFAULT
     most = max(works(schedule(computation_of(region))), default=0)
     if PARALLEL_WORK <= most < MOST_WORK * PARALLEL_WORK:
-        yield "one thread", "one", DEFAULT
+        yield "one thread", Config(threads="one")
 
 
 def _multiplications(node: Node) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fuse.kernel.config import Config
 from fuse.kernel.lower import Kernel, lower
 from fuse.runtime.cpu import candidate_runs
 from fuse.runtime.cpu.candidate_runs import made_up, run_of_library, runs_of_kernels
@@ -51,7 +52,7 @@ def test_kernels_are_compiled_together_when_the_first_is_run(monkeypatch: pytest
 
     monkeypatch.setattr(candidate_runs, "addresses_of", counted)
     region = region_of(torch.tanh, torch.ones(300, 300))
-    kernels = {"usual": lower(region), "one": lower(region, "one")}
+    kernels = {"usual": lower(region), "one": lower(region, Config(threads="one"))}
     runs = runs_of_kernels(region, {name: kernel for name, kernel in kernels.items() if isinstance(kernel, Kernel)})
     assert not built
     assert [run() for run in (*runs.values(), *runs.values())] == [0, 0, 0, 0]
