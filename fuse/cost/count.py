@@ -30,7 +30,7 @@ from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
 from fuse.graph.input_writes import launched, writes
 from fuse.graph.loop import Loop
-from fuse.graph.loop_with_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import graph_in
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Dispatch, Signature
 
@@ -208,24 +208,21 @@ def _calls(counted: GraphModule | Sequence[Dispatch]) -> Iterator[CountedCall]:
 def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[CountedCall]:
     kind = getattr(module, "meta", {}).get("kind")
     source = node.meta.get("source", "")
-    if kind == "region" and isinstance(module, GraphModule):
-        yield _fused("region", node, source, _read_by(module), list(calls_of_graph(module)))
-    elif isinstance(module, LoopWithEnds):
-        yield _fused("loop", node, source, _read_by(module.whole), list(calls_of_graph(module.whole)))
-    elif kind == "loop":
-        body = list(calls_of_graph(module.body))  # type: ignore[arg-type]  # every loop has one
-        trip_count: int = module.trip_count  # type: ignore[assignment]  # likewise
-        if getattr(module, "persistent", False):
-            read = sum(bytes_of(tensor) for tensor in _distinct_tensors(node))
-            yield _fused("loop", node, source, read, body, trip_count)
-        else:
-            yield from (dataclasses.replace(call, repeats=call.repeats * trip_count) for call in body)
-            if isinstance(module, Loop) and module.gathered:
-                yield CountedCall("movement", module.gathered, _traffic(node), source, nodes=0)
-    elif isinstance(module, GraphModule):
-        yield from calls_of_graph(module)
-    else:
+    inside = graph_in(module)
+    if inside is None:
         yield CountedCall("other", 1, _traffic(node), source, unknown=type(module).__name__)
+    elif isinstance(module, Loop) and module.persistent:
+        read = sum(bytes_of(tensor) for tensor in _distinct_tensors(node))
+        yield _fused("loop", node, source, read, list(calls_of_graph(inside)), module.trip_count)
+    elif isinstance(module, Loop):
+        body = calls_of_graph(inside)
+        yield from (dataclasses.replace(call, repeats=call.repeats * module.trip_count) for call in body)
+        if module.gathered:
+            yield CountedCall("movement", module.gathered, _traffic(node), source, nodes=0)
+    elif kind in ("region", "loop"):
+        yield _fused(kind, node, source, _read_by(inside), list(calls_of_graph(inside)))
+    else:
+        yield from calls_of_graph(inside)
 
 
 def _fused(

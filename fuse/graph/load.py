@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,17 +51,14 @@ CONVENTIONS = (
 class LoadedModel:
     """A model and the arguments of one call.
 
-    ``fake_mode`` is the mode all its tensors belong to, or None where they are real. ``notes`` are for the user to
-    read, ``path`` is absolute, ``name`` is the class or object of the file that was taken. ``tuned`` is the file's
-    hand-tuned peer, where that was asked for.
+    ``notes`` are for the user to read, ``name`` is the class or object of the file that was taken. ``tuned`` is the
+    file's hand-tuned peer, where that was asked for.
     """
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    fake_mode: FakeTensorMode | None
     notes: tuple[str, ...]
-    path: Path
     name: str
     tuned: nn.Module | None = None
 
@@ -140,7 +136,7 @@ def _build(
                 for module in (model, peer):
                     if module is not None:
                         module.eval()
-    return LoadedModel(model, args, kwargs, fake_mode, (), file.path, name, peer)
+    return LoadedModel(model, args, kwargs, (), name, peer)
 
 
 class _SharedMode(FakeMode):

@@ -116,7 +116,7 @@ def sizes_vary() -> bool:
     return call is not None and call.sizes is not None
 
 
-def sizes_are_told() -> bool:
+def sizes_are_symbolic() -> bool:
     """Whether regions of the current call may get new kernels that take sizes as arguments."""
     call = call_at_hand()
     return call is not None and bool(call.sizes)

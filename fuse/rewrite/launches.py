@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch.fx import GraphModule, Node
-from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.loop import Loop
-from fuse.rewrite.nested import MATCHED, called_module, kind, trip_count
+from fuse.rewrite.nested import MATCHED, called_module, kind
 
 
 @dataclass
@@ -53,17 +52,10 @@ def node_launches(node: Node) -> int:
         module = called_module(node)
         if kind(node) == MATCHED and isinstance(module, GraphModule):
             return sum(map(node_launches, module.graph.nodes))
-        return _loop_launches(module) if kind(node) == "loop" else 1
+        if isinstance(module, Loop) and not module.persistent:
+            return module.gathered + module.trip_count * sum(map(node_launches, module.body.graph.nodes))
+        return 1
     if node.op != "call_function" or node.target is operator.getitem:
         return 0
     known = ops.info(node.target)
     return 1 if known is None else known.launches
-
-
-def _loop_launches(loop: Module | None) -> int:
-    if loop is None or getattr(loop, "persistent", False):
-        return 1
-    body = loop.get_submodule("body")
-    assert isinstance(body, GraphModule)
-    gathered = loop.gathered if isinstance(loop, Loop) else 0
-    return gathered + trip_count(loop) * sum(node_launches(node) for node in body.graph.nodes)

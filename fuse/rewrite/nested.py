@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
+from fuse.graph.loop import Loop
+
 MATCHED = "matched"
 """The kind of a module with the operators of a pattern's match, until gradients are taken."""
 
@@ -33,25 +35,18 @@ def called_module(node: Node) -> Module | None:
 def walk(graph: GraphModule, steps: int = 1) -> Iterator[tuple[GraphModule, int]]:
     """``graph`` and the loop bodies in it, outermost first, each with its number of runs in one call."""
     yield graph, steps
-    for _, body, trips in _loops(graph, persistent=False):
-        yield from walk(body, steps * trips)
+    for _, loop in _loops(graph, persistent=False):
+        yield from walk(loop.body, steps * loop.trip_count)
 
 
 def loop_kernels(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
     """The loops of ``graph`` that run as one persistent kernel, and their bodies."""
-    for node, body, _ in _loops(graph, persistent=True):
-        yield node, body
+    for node, loop in _loops(graph, persistent=True):
+        yield node, loop.body
 
 
-def _loops(graph: GraphModule, *, persistent: bool) -> Iterator[tuple[Node, GraphModule, int]]:
+def _loops(graph: GraphModule, *, persistent: bool) -> Iterator[tuple[Node, Loop]]:
     for node in graph.graph.find_nodes(op="call_module"):
         module = called_module(node)
-        if module is not None and kind(node) == "loop" and getattr(module, "persistent", False) == persistent:
-            body = module.get_submodule("body")
-            assert isinstance(body, GraphModule)
-            yield node, body, trip_count(module)
-
-
-def trip_count(loop: Module) -> int:
-    """The number of steps of a loop module."""
-    return int(loop.trip_count)  # type: ignore[arg-type]  # every loop has one
+        if isinstance(module, Loop) and module.persistent == persistent:
+            yield node, module

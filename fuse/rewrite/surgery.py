@@ -124,16 +124,10 @@ def add_constant(graph: GraphModule, tensor: torch.Tensor, like: Node, origin: G
     return node
 
 
-def node_key(node: Node) -> Hashable:
-    """A key that is equal for nodes that compute the same from the same operands.
+def constant_key(value: Any) -> Hashable:
+    """A key that is equal for equal arguments of calls; lists and tuples of equal items are equal.
 
     Constants are equal if type and value are: 1, 1.0 and True differ, 0.0 and -0.0 differ, two NaNs are equal.
-    """
-    return (node.op, node.target, constant_key(node.args), constant_key(node.kwargs))
-
-
-def constant_key(value: Any) -> Hashable:
-    """The part of :func:`node_key` for one argument; lists and tuples of equal items are equal.
 
     >>> constant_key([1, 2]) == constant_key((1, 2))
     True

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
-from fuse.graph.fake_mode import FakeMode
 from fuse.graph.strides import dense_strides, is_dense
 from fuse.kernel.extents import LEAST_LOWERED
+from fuse.kernel.region_text import Numbers
 
 SHORT = 11
 """The preferred least size of a made-up call: loops with this number of steps are rolled."""
@@ -71,8 +70,8 @@ def check_declaration(model: nn.Module, declared: Any) -> None:
 
 def elsewhere(
     model: nn.Module, declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any]
-) -> list[Any] | None:
-    """The leaves of a made-up call at other sizes, with fake tensors; None if there is no such call.
+) -> Numbers | None:
+    """The sizes and strides of the tensors of a made-up call at other sizes; None if there is no such call.
 
     Raises:
         FuseError: the declaration does not fit the arguments.
@@ -87,20 +86,15 @@ def elsewhere(
     others = _others(sizes, values, taken)
     if others is None:
         return None
-    mode = FakeMode(allow_non_fake_inputs=True)
-    made: dict[int, Tensor] = {}
+    layouts: dict[int, Numbers] = {}
     for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor) or id(leaf) in made:
-            continue
-        if i not in sizes:
-            made[id(leaf)] = mode.from_tensor(leaf)
-            continue
-        size = [sizes[i][d].at(others[sizes[i][d].name]) if d in sizes[i] else n for d, n in enumerate(leaf.shape)]
-        order = sorted(range(leaf.dim()), key=lambda d: (leaf.stride(d), -d))
-        with mode:
-            fake = torch.empty_strided(size, dense_strides(size, order), dtype=leaf.dtype, device=leaf.device)
-        made[id(leaf)] = fake.requires_grad_(leaf.requires_grad)
-    return [made.get(id(leaf), leaf) for leaf in leaves]
+        if i in sizes:
+            size = [sizes[i][d].at(others[sizes[i][d].name]) if d in sizes[i] else n for d, n in enumerate(leaf.shape)]
+            order = sorted(range(leaf.dim()), key=lambda d: (leaf.stride(d), -d))
+            layouts[id(leaf)] = (*size, *dense_strides(size, order))
+        elif isinstance(leaf, Tensor):
+            layouts[id(leaf)] = (*leaf.shape, *leaf.stride())
+    return tuple(chain(*layouts.values()))
 
 
 def declared_sizes(

@@ -27,7 +27,7 @@ from torch.nn import Module
 from fuse import ops
 from fuse.graph.learned import Learned, Learning, Truths, bits, same_bits
 from fuse.graph.loop import Loop, Stop
-from fuse.graph.loop_with_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds, graph_in
 from fuse.graph.outputs import cone, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.runtime.result_reconstruction import Reconstruction, reconstruction
@@ -130,7 +130,7 @@ def ending_of(graph: GraphModule) -> Ending | None:
     signature: Signature = graph.meta["signature"]
     learning = signature.learning
     found = [loop for node in graph.graph.nodes for loop in _loops_of(graph, node) if loop.spec.stop is not None]
-    if learning is None or len(found) != 1 or signature.mutated or not _is_told_by_operators(graph):
+    if learning is None or len(found) != 1 or signature.mutated or not _has_operators_only(graph):
         return None
     (loop,) = found
     stop, truths = loop.spec.stop, loop.truths
@@ -180,12 +180,10 @@ def without_conditions(learning: Learning, truths: Truths) -> Learning:
 def _loops_of(graph: GraphModule, node: Node) -> list[Loop]:
     """The loops in the module that a node calls."""
     module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if isinstance(module, LoopWithEnds):
-        return [module.loop]
     return [part for part in module.modules() if isinstance(part, Loop)] if module is not None else []
 
 
-def _is_told_by_operators(graph: GraphModule) -> bool:
+def _has_operators_only(graph: GraphModule) -> bool:
     """Whether a graph consists of known operators only: no tensor attributes, no custom operators, no random numbers.
 
     Calls with another number of steps would draw more random numbers.
@@ -311,11 +309,10 @@ class _Speller:
         if isinstance(module, Loop):
             spec = replace(module.spec, trip_count=0, source="") if module is self.loop else module.spec
             return f"loop {spec} {self._whole(module.body)}"
-        if isinstance(module, LoopWithEnds):
-            return f"with ends {self._whole(module.whole)}"
-        if isinstance(module, GraphModule):
-            return f"region {self._whole(module)}"
-        return f"{type(module)} {id(module)}"
+        inside = graph_in(module)
+        if inside is None:
+            return f"{type(module)} {id(module)}"
+        return f"{'region' if inside is module else 'with ends'} {self._whole(inside)}"
 
     def _whole(self, graph: GraphModule) -> str:
         """The text of a nested graph, which may contain the loop."""

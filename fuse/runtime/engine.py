@@ -30,7 +30,7 @@ from fuse.graph.fakes import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
-from fuse.kernel.sized import sizes_are_told
+from fuse.kernel.sized import sizes_are_symbolic
 from fuse.runtime.call_keys import key_of_call, key_without_sizes
 from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
@@ -40,7 +40,7 @@ from fuse.runtime.guards import flatten, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
 from fuse.runtime.making import Maker, ModelCall, make
 from fuse.runtime.new_sizes import NewSizes
-from fuse.runtime.parts import Parts, Told
+from fuse.runtime.parts import LazyRun, Parts
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.reaching import further_call, made_up
 from fuse.runtime.refusals import ANOMALIES, anomalies_sought, refused_call, refused_model
@@ -65,7 +65,7 @@ from fuse.runtime.variants import Compiled, LastRun, counted, together
 LARGEST_CARRIED = 4
 LARGEST_CONTEXTS = 8
 
-Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[Told, ...]]
+Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[LazyRun, ...]]
 """The run of a call: a program, an unobserved call, or the parts of a call that ran eager."""
 
 Found = tuple[Compiled, tuple[Any, ...]]
@@ -217,11 +217,11 @@ class Engine:
 
     def last_run(self) -> LastRun | None:
         """The run of the last finished call, or None before the first."""
-        return None if self._observed is None else _told(self._observed)
+        return None if self._observed is None else _last_run(self._observed)
 
-    def observed(self) -> Told:
-        """Tells what the last call did."""
-        return partial(_told, LastRun() if self._observed is None else self._observed)
+    def observed(self) -> LazyRun:
+        """The run of the last call, read later."""
+        return partial(_last_run, LastRun() if self._observed is None else self._observed)
 
     @property
     def fills(self) -> bool:
@@ -250,17 +250,17 @@ class Engine:
                 return self._in_parts(call.args, call.kwargs, family.reason, family)
             return self.eager(call.args, call.kwargs, family.reason)
         missed: Learned | None = None
-        told: dict[int, object] = {}
+        values: dict[int, object] = {}
         tried: set[Compiled] = set()
         for compiled, tensors in self._members(first, call):
             tried.add(compiled)
-            if told and compiled.confirmation is not None and not compiled.confirmation.fits(told):
+            if values and compiled.confirmation is not None and not compiled.confirmation.fits(values):
                 continue
             try:
                 result = self._served(compiled, tensors, call.args, call.kwargs)
             except Missed as miss:
                 missed = missed or miss.learned
-                told.update(miss.told)
+                values.update(miss.values)
                 continue
             family.served(compiled)
             return result
@@ -361,7 +361,7 @@ class Engine:
                     except NotYet:
                         self._new_sizes.captured(call, time.perf_counter() - started, resized)
                         raise
-                    of_many = sizes_are_told()
+                    of_many = sizes_are_symbolic()
                 seconds = time.perf_counter() - started
                 if compiled.program is not None:
                     self._new_sizes.captured(call, seconds, compiled.resized and not beyond)
@@ -469,8 +469,8 @@ class Engine:
         """As :meth:`eager`, but that submodules run fused where they can."""
         assert reason is not None
         self._maker.warn(f"{self._maker.name} runs eager: {reason.reason}")
-        result, told = self._parts.run(args, kwargs, kind)
-        self._observed = reason, told
+        result, runs = self._parts.run(args, kwargs, kind)
+        self._observed = reason, runs
         return result
 
     def _of_part(self, module: nn.Module) -> Engine:
@@ -479,12 +479,12 @@ class Engine:
         return Engine(module, False, self.passes, self.fuel, sizes, quiet=True)
 
 
-def _told(observed: Observed) -> LastRun:
+def _last_run(observed: Observed) -> LastRun:
     if isinstance(observed, LastRun):
         return observed
     if len(observed) == 2:
-        reason, told = observed
-        return together(reason, [tell() for tell in told])
+        reason, runs = observed
+        return together(reason, [read() for read in runs])
     launches, compiled, ran = Launches.unpack(observed[0]), observed[1], observed[2]
     assert compiled.program is not None
     backward = counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from fuse.kernel.sized import lowering_for, sizes_are_told
+from fuse.kernel.sized import lowering_for, sizes_are_symbolic
 from fuse.runtime import tuning
 from fuse.runtime.call_keys import key_of_call, key_of_value
 from fuse.runtime.compiling import Compilations, Compiling, Ones
@@ -46,7 +46,7 @@ class NewSizes:
     def compiling(self, call: ModelCall, state: StateGuard | None) -> Compiling:
         """Whether kernels may be compiled for the call that is lowered."""
         ones = self._ones(call)
-        if not self._automatic or self._maker.frozen or tuning.enabled() or not (sizes_are_told() or ones):
+        if not self._automatic or self._maker.frozen or tuning.enabled() or not (sizes_are_symbolic() or ones):
             return Compiling()
         return Compiling(self._compilations.allowed(self._key(call, state), ones))
 

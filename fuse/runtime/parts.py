@@ -33,7 +33,7 @@ from fuse.graph.submodule_calls import diverted, is_plainly_called, own_forward,
 from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled, LastRun
 
-Told = Callable[[], LastRun]
+LazyRun = Callable[[], LastRun]
 """A function that returns the launches and fallbacks of one call, its backward pass included once that has run."""
 
 SECONDS_OF_CALL = 30e-6
@@ -50,7 +50,7 @@ class Serving(Protocol):
     """The engine of a part: :class:`fuse.runtime.engine.Engine`."""
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def observed(self) -> Told: ...
+    def observed(self) -> LazyRun: ...
     def latest(self) -> Compiled | None: ...
 
 
@@ -72,7 +72,7 @@ class Parts:
         self._watched: WeakSet[object] = WeakSet()
         self._lock = lock
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: object) -> tuple[Any, tuple[Told, ...]]:
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: object) -> tuple[Any, tuple[LazyRun, ...]]:
         """The result of a call of the model, and for each call of a part a function that returns its launches.
 
         ``kind`` is equal for calls that do the same. While one thread makes such a call, calls of other threads run
@@ -83,7 +83,7 @@ class Parts:
                 return self._run(args, kwargs, kind)
         return self.model(*args, **kwargs), ()
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: object) -> tuple[Any, tuple[Told, ...]]:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: object) -> tuple[Any, tuple[LazyRun, ...]]:
         if self._parts is None:
             self._parts = {
                 path: self._part(path) for path in paths_of_parts(self.model) if runs_by_itself(self.model, path)
@@ -94,7 +94,7 @@ class Parts:
         usable = [path for path, part in self._parts.items() if is_plainly_called(part.module)]
         if not usable or _has_global_hooks():
             return self.model(*args, **kwargs), ()
-        launched: list[Told] = []
+        launched: list[LazyRun] = []
         with _Seeing(copies=kind not in self._watched) as seeing:
             called = partial(self._call, kind, seeing, launched)
             with diverted(self.model, usable, called):
@@ -112,7 +112,7 @@ class Parts:
         self,
         kind: object,
         seeing: _Seeing,
-        launched: list[Told],
+        launched: list[LazyRun],
         path: str,
         forward: Callable[..., Any],
         args: tuple[Any, ...],

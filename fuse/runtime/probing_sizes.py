@@ -93,7 +93,7 @@ def _laid_out(leaf: Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> T
     """``leaf`` if it has this layout, else a new tensor of its dtype and device with this layout."""
     if (tuple(leaf.shape), leaf.stride()) == (size, stride):
         return leaf
-    if type(leaf) is not Tensor:
+    if type(leaf) not in (Tensor, torch.nn.Parameter):
         raise TypeError(f"there is no {type(leaf).__name__} of another layout")
     made = torch.empty_strided(size, stride, dtype=leaf.dtype, device=leaf.device)
     return made.requires_grad_(leaf.requires_grad)

@@ -10,21 +10,15 @@ A made-up call has tensors without data, and nothing is compiled for it. Its gra
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from fuse.errors import FaultWarning
-from fuse.graph.fake_mode import FakeMode
 from fuse.kernel.extents import LEAST_LOWERED
 from fuse.kernel.region_text import Numbers
 from fuse.runtime.generalised import Between, CapturedCall, Generalised, KindOfCalls
 from fuse.runtime.guards import call_guard
-from fuse.runtime.making import Maker, ModelCall, captured, joint
-from fuse.runtime.probing_sizes import arguments_at
-from fuse.runtime.reference import Reference
-from fuse.runtime.steps import Fallback
-from fuse.runtime.training import Finish
+from fuse.runtime.made_up_calls import graphs_of, made_up_call
+from fuse.runtime.making import Maker, ModelCall
 
 FURTHEST = 1024
 """The largest size of a call for which larger ones are made up."""
@@ -45,9 +39,7 @@ def further_call(model: nn.Module, call: ModelCall, beyond: Between) -> ModelCal
     sizes = further_sizes(common, beyond.sizes)
     if sizes is None or common.met is None or not (common.met(*beyond.sizes) and common.met(*sizes)):
         return None
-    args, kwargs = arguments_at(call.args, call.kwargs, common.evaluate(*sizes))
-    leaves = pytree.tree_leaves((args, kwargs)) if call.spec is not None else args
-    return ModelCall(args, kwargs, leaves, call.spec)
+    return made_up_call(call, common.evaluate(*sizes))
 
 
 def further_sizes(common: Generalised, sizes: Numbers) -> Numbers | None:
@@ -79,26 +71,12 @@ def made_up(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall | 
 
 
 def _captured(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall | None:
-    mode = FakeMode(allow_non_fake_inputs=True)
-    tensors = {id(leaf): leaf for leaf in call.leaves if isinstance(leaf, Tensor)}
-    fakes = {key: mode.from_tensor(leaf) for key, leaf in tensors.items()}
-    args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: fakes[id(leaf)], (call.args, call.kwargs))
-    leaves = [fakes.get(id(leaf), leaf) for leaf in call.leaves]
-    other = ModelCall(args, kwargs, leaves, call.spec)
-    training = None
-    if maker.needs_gradients(call.leaves):
-        graph, training = joint(maker, other, _not_run)
-        if training is None or training.joint.own_gradients:
-            return None
-    else:
-        graph = captured(maker, other)
+    graph, training = graphs_of(maker, call, each=lambda graph: None)
+    if training.joint.own_gradients if training else maker.needs_gradients(call.leaves):
+        return None
     signature = graph.meta["signature"]
     guard = call_guard(call.leaves, call.spec, kind.sources, maker.tensors(), signature.context)
     if signature.mutated or signature.learning or not kind.guard.differs_in_sizes(guard):
         return None
     graphs = training.graphs() if training else (graph,)
     return None if any(one.meta.get("failed") for one in graphs) else CapturedCall(graphs, training, made_up=True)
-
-
-def _not_run(graph: GraphModule) -> Finish:
-    return lambda: Reference(graph, Fallback("", "", "it is not run"))

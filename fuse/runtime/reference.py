@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from fuse import ops
 from fuse.graph.input_writes import writes
 from fuse.graph.loop import Loop
-from fuse.graph.loop_with_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import graph_in
 from fuse.graph.signature import Signature
 from fuse.runtime.steps import Fallback, Launches
 
@@ -36,8 +36,7 @@ class Reference:
             for n in part.graph.nodes
         )
         self.fallbacks: tuple[Fallback, ...] = (fallback,)
-        nested = {n.target for n in graph.graph.nodes if n.op == "call_module"}
-        self.launches = launches_of(graph) + sum(launches_of(graph.get_submodule(str(t))) for t in nested)
+        self.launches = launches_of(graph)
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches]:
         """See ``Program.run``."""
@@ -62,12 +61,11 @@ class Reference:
 
 
 def launches_of(module: torch.nn.Module) -> int:
-    """Launches of a nested graph run op by op."""
-    if isinstance(module, Loop):
-        return module.trip_count * launches_of(module.body) + module.spec.collected
-    if isinstance(module, LoopWithEnds):
-        return sum(launches_of(part) for part in module.whole.children())
-    if not isinstance(module, GraphModule):
-        return sum(launches_of(child) for child in module.children())
-    facts = [ops.info(n.target) for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    return sum(f.launches if f else 1 for f in facts)
+    """Launches of a graph, and of the graphs in it, run op by op."""
+    inside = graph_in(module)
+    if inside is None:
+        return sum(map(launches_of, module.children()))
+    facts = [ops.info(n.target) for n in inside.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    called = [inside.get_submodule(str(n.target)) for n in inside.graph.find_nodes(op="call_module")]
+    once = sum(f.launches if f else 1 for f in facts) + sum(map(launches_of, called))
+    return module.trip_count * once + module.spec.collected if isinstance(module, Loop) else once

@@ -9,20 +9,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
-
 from fuse.errors import FaultWarning, FuseError, reason_of_fault
 from fuse.kernel.sized import lowering_for
 from fuse.runtime import tuning
 from fuse.runtime.declared import elsewhere
-from fuse.runtime.making import Maker, ModelCall, captured, joint
-from fuse.runtime.reference import Reference
+from fuse.runtime.made_up_calls import graphs_of, made_up_call
+from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.refusals import without_kernels
 from fuse.runtime.schedule import schedule
 from fuse.runtime.states import LARGEST_VARIANTS
-from fuse.runtime.steps import Fallback
-from fuse.runtime.training import Finish
 from fuse.runtime.varying import SizesSeen, kind_of_sizes
 
 
@@ -59,29 +54,18 @@ def _rehearse(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> None:
         return
     useless = f"dynamic_shapes of {maker.name} has no effect"
     try:
-        others = elsewhere(maker.model, sizes.declared, call.args, call.kwargs, call.leaves)
-        if others is None:
+        layouts = elsewhere(maker.model, sizes.declared, call.args, call.kwargs, call.leaves)
+        if layouts is None:
             return
         if len(sizes.rehearsed) < LARGEST_VARIANTS:
             sizes.rehearsed.add(of_call)
-        args, kwargs = pytree.tree_unflatten(others, pytree.tree_structure((call.args, call.kwargs)))
-        other = ModelCall(args, kwargs, others, call.spec)
+        other = made_up_call(call, layouts)
         with lowering_for(None):
-            if maker.needs_gradients(call.leaves):
-                joint(maker, other, _planned)
-            else:
-                _planned(captured(maker, other))
-        sizes.seen.varying(others, call.spec)
+            graphs_of(maker, other, each=lambda graph: without_kernels(graph) or schedule(graph))
+        sizes.seen.varying(other.leaves, call.spec)
     except FuseError as why:  # the call itself may be captured nevertheless
         maker.warn(f"{useless}: {why}")
     except FaultWarning:  # the user made warnings errors
         raise
     except Exception as error:  # a fault in fuse must not reach the user
         maker.warn(f"{useless}: {reason_of_fault(error)}")
-
-
-def _planned(graph: GraphModule) -> Finish:
-    """Lower the kernels of a made-up call's graph, without compiling them."""
-    if not without_kernels(graph):
-        schedule(graph)
-    return lambda: Reference(graph, Fallback("", "", "it is not run"))

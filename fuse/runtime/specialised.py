@@ -50,13 +50,13 @@ CLOSE = 1e-4
 class Missed(Exception):
     """A specialisation does not serve this call.
 
-    ``learned`` is the value that differs now; None if the program raised. ``told`` are the values of this call, by key.
+    ``learned`` is the value that differs now; None if the program raised. ``values`` are those of this call, by key.
     """
 
-    def __init__(self, learned: Learned | None, told: Mapping[int, object] | None = None) -> None:
+    def __init__(self, learned: Learned | None, values: Mapping[int, object] | None = None) -> None:
         super().__init__(str(learned) if learned else "raised")
         self.learned = learned
-        self.told = told or {}
+        self.values = values or {}
 
 
 class Confirmation:

@@ -324,6 +324,30 @@ def test_without_a_compiler_the_model_runs_op_by_op_with_a_warning(monkeypatch: 
     assert fused.last_run.aten > 0
 
 
+class SortedSteps(nn.Module):
+    """24 steps of four operators, of which ``sort`` has no kernel."""
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        for t in range(24):
+            h = torch.sort(torch.tanh(h + x[t]) * 2, -1)[0]
+        return h
+
+
+def test_without_a_compiler_the_regions_in_a_loop_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuse.errors import CompilerMissing
+    from fuse.runtime.cpu import functions
+
+    def missing(sources: list[str]) -> None:
+        raise CompilerMissing("no C++ compiler")
+
+    monkeypatch.setattr(functions, "build_many", missing)
+    fused = fuse.compile(model := SortedSteps())
+    x, h = torch.randn(24, 4, 8), torch.randn(4, 8)
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+        torch.testing.assert_close(fused(x, h), model(x, h))
+    assert fused.last_run.launches == 24 * 4
+
+
 class Detached(nn.Module):
     def __init__(self) -> None:
         super().__init__()

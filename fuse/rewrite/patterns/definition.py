@@ -68,11 +68,6 @@ class Pattern:
             one.name: one.spec for one in self.parameters if isinstance(one.spec, TensorSpec) and one.spec != anything
         }
 
-    @property
-    def file(self) -> str:
-        """The file name, as in front of lines in reports."""
-        return self.source.partition(":")[0]
-
 
 @dataclass(frozen=True)
 class Failure:

@@ -47,14 +47,13 @@ MAX_FORMS = 64
 
 @dataclass(frozen=True)
 class ConstantSlot:
-    """The place of a constant: the argument ``constant`` of ``term``, or its ``operand``, a number.
+    """The place of a constant: the argument ``constant`` of ``term``, or its operand that is a number.
 
     ``kind``: whether the value is there unchanged, ``negated``, ``inverted`` or repeated (``spread``).
     """
 
     term: Term
     constant: str
-    operand: int
     kind: str
 
     def read(self, term: Term) -> Any:
@@ -412,13 +411,13 @@ def _differences(roots: Sequence[Term], others: Sequence[Term], value: Any, othe
         if one.computes:
             for (name, old), (_, new) in zip(one.constants, two.constants, strict=False):
                 if old != new and (kind := _kind(old, new, value, other)):
-                    yield ConstantSlot(one, name, -1, kind)
+                    yield ConstantSlot(one, name, kind)
         pairs = list(zip(one.operands, _aligned(one, two), strict=True))
-        for position, (old_term, new_term) in enumerate(pairs):
+        for old_term, new_term in pairs:
             if old_term.name == new_term.name == NUMBER and (
                 kind := _kind(old_term.value, new_term.value, value, other)
             ):
-                yield ConstantSlot(one, "", position, kind)
+                yield ConstantSlot(one, "", kind)
         stack.extend(pairs)
 
 
@@ -446,7 +445,7 @@ def _holding(roots: Sequence[Term], value: Any) -> Iterator[ConstantSlot]:
     for term in below(*roots):
         for name, held in term.constants:
             if term.computes and held == value:
-                yield ConstantSlot(term, name, -1, "same")
+                yield ConstantSlot(term, name, "same")
 
 
 def fingerprint(roots: Sequence[Term], bare: bool = False) -> str:

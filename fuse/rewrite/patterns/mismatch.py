@@ -26,7 +26,6 @@ from fuse.rewrite.patterns.tracing import Traced
 class PartialMatch:
     """A form that matches except for ``differences``; ``matched`` of its ``total`` operators match."""
 
-    form: Form
     matched: int
     total: int
     differences: tuple[Difference, ...]
@@ -63,7 +62,7 @@ def _near(attempt: Attempt, index: GraphIndex) -> PartialMatch:
     if not reasons:
         return _nothing(form, "a result of the pattern is inside of another operator")
     drawing = _drawn(traced, known, [term for values in found for term in values], inputs)
-    return PartialMatch(form, sum(term in same for term in operators), len(operators), tuple(reasons), drawing)
+    return PartialMatch(sum(term in same for term in operators), len(operators), tuple(reasons), drawing)
 
 
 def _first_like(wanted: Term, found: Sequence[Term]) -> Term | None:
@@ -73,7 +72,7 @@ def _first_like(wanted: Term, found: Sequence[Term]) -> Term | None:
 
 
 def _nothing(form: Form, reason: str) -> PartialMatch:
-    return PartialMatch(form, 0, len(form.operators), (Difference(reason),), Drawing(form.results, {}, {}))
+    return PartialMatch(0, len(form.operators), (Difference(reason),), Drawing(form.results, {}, {}))
 
 
 def _drawn(

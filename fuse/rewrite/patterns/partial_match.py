@@ -41,7 +41,7 @@ def partial_match_at(form: Form, index: GraphIndex, term: Term, step: Step) -> P
     nodes = {term.origin: step.node for term, step in walk.steps.items() if term.origin in right}
     drawing = Drawing(form.results, nodes, {key: nodes[0] for key, nodes in walk.inputs.items()})
     found = tuple(walk.differences) or (Difference(TOO_MANY_WAYS, node=step.node),)
-    return PartialMatch(form, len(right), len(form.operators), found, drawing)
+    return PartialMatch(len(right), len(form.operators), found, drawing)
 
 
 class _Placing:

@@ -54,21 +54,17 @@ def model() -> str:
     >>> model() == model()
     True
     """
-    return _cpuinfo_entry("model name") or platform.processor()
+    try:
+        with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
+            named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+            return next(named, "") or platform.processor()
+    except OSError:
+        return platform.processor()
 
 
 def identity() -> str:
     """A text that is equal on machines that can share measurements."""
     return f"{features()} {model()} {os.cpu_count()}"
-
-
-def _cpuinfo_entry(field: str) -> str:
-    """The entry ``field`` of ``/proc/cpuinfo`` for the first core; empty if there is none."""
-    try:
-        with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
-    except OSError:
-        return ""
 
 
 def _listed_features(cpuinfo: Path) -> list[str]:

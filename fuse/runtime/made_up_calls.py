@@ -1,0 +1,48 @@
+"""Made-up calls: the user's arguments at other sizes, without data. They are captured; nothing is compiled or run.
+
+x [64, 8], declared to vary          x [11, 8] is captured first    (fuse/runtime/rehearsing.py)
+x [46, 8], beyond captured sizes     x [69, 8] is captured instead  (fuse/runtime/reaching.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fuse.graph.fake_mode import FakeMode
+from fuse.kernel.region_text import Numbers
+from fuse.runtime.making import Maker, ModelCall, captured, joint
+from fuse.runtime.probing_sizes import arguments_at
+from fuse.runtime.reference import Reference
+from fuse.runtime.steps import Fallback
+from fuse.runtime.training import Finish, Training
+
+
+def made_up_call(call: ModelCall, numbers: Numbers) -> ModelCall:
+    """``call`` with tensors of other layouts, whose memory is not written; ``numbers`` are their sizes and strides."""
+    args, kwargs = arguments_at(call.args, call.kwargs, numbers)
+    return ModelCall(args, kwargs, args if call.spec is None else pytree.tree_leaves((args, kwargs)), call.spec)
+
+
+def graphs_of(
+    maker: Maker, call: ModelCall, each: Callable[[GraphModule], object]
+) -> tuple[GraphModule, Training | None]:
+    """The rewritten graph of a made-up call, and its training; ``each`` is called with every rewritten graph."""
+    mode = FakeMode(allow_non_fake_inputs=True)
+    tensors = {id(leaf): leaf for leaf in call.leaves if isinstance(leaf, Tensor)}
+    fakes = {key: mode.from_tensor(leaf) for key, leaf in tensors.items()}
+    args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: fakes[id(leaf)], (call.args, call.kwargs))
+    without_data = ModelCall(args, kwargs, [fakes.get(id(leaf), leaf) for leaf in call.leaves], call.spec)
+
+    def begin(graph: GraphModule) -> Finish:
+        each(graph)
+        return lambda: Reference(graph, Fallback("", "", "it is not run"))
+
+    if maker.needs_gradients(call.leaves):
+        return joint(maker, without_data, begin)
+    graph = captured(maker, without_data)
+    each(graph)
+    return graph, None
