@@ -9,22 +9,20 @@ recording.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+
+from fuse.graph.patched import in_this_thread, patched
 
 
 @contextlib.contextmanager
 def idle_conversions() -> Iterator[None]:
     """A context in which module conversions of this thread that change no tensor do nothing."""
     original: Callable[..., nn.Module] = nn.Module._apply
-    thread = threading.get_ident()
 
     def apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        if threading.get_ident() != thread:
-            return original(module, fn, recurse)
         if recurse:
             for child in module.children():
                 child._apply(fn)
@@ -33,8 +31,5 @@ def idle_conversions() -> Iterator[None]:
             idle = all(fn(tensor) is tensor for tensor in held)
         return module if idle else original(module, fn, recurse=False)
 
-    nn.Module._apply = apply  # type: ignore[method-assign]  # during a capture
-    try:
+    with patched(nn.Module, {"_apply": in_this_thread(apply, original)}):
         yield
-    finally:
-        nn.Module._apply = original  # type: ignore[method-assign]  # untyped in torch

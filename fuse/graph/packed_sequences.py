@@ -13,7 +13,6 @@ the rows of a packed sequence, whose number depends on the lengths, is a capture
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuse.errors import CaptureError
-from fuse.graph.patched import patched
+from fuse.graph.patched import in_this_thread, patched
 from fuse.graph.recurrent import CellState, stacked
 from fuse.graph.sources import user_line
 
@@ -105,19 +104,19 @@ class PackedRows(_PackedPart):
 def packed_by_masks(used: Callable[[], None]) -> Iterator[None]:
     """A context in which packed sequences of this thread are replaced; calls ``used`` when there is one."""
     functions: Any = torch._VF
-    thread = threading.get_ident()
 
-    def replaced(original: Callable[..., Any], own: Callable[..., Any], always: bool) -> Callable[..., Any]:
+    def replaced(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        original = getattr(functions, name)
+
         def function(*args: Any) -> Any:
-            if threading.get_ident() != thread or not (always or isinstance(args[0], PackedRows)):
+            if name != "_pack_padded_sequence" and not isinstance(args[0], PackedRows):
                 return original(*args)
             used()
             return own(*args)
 
-        return function
+        return in_this_thread(function, original)
 
-    own = {n: replaced(getattr(functions, n), one, n == "_pack_padded_sequence") for n, one in _REPLACED.items()}
-    with patched(functions, own):
+    with patched(functions, {name: replaced(name, own) for name, own in _REPLACED.items()}):
         yield
 
 

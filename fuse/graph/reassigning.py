@@ -10,7 +10,6 @@ it.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fuse.graph.patched import patched
+from fuse.graph.patched import in_this_thread, patched
 
 
 @contextlib.contextmanager
@@ -30,22 +29,20 @@ def reassignments_noted(note: Callable[[], None]) -> Iterator[None]:
     ...     x.data = torch.zeros(3)
     noted
     """
-    thread = threading.get_ident()
     data: Any = FakeTensor.data
     swap: Any = torch._C._swap_tensor_impl
 
     def assign(tensor: Tensor, other: Tensor) -> None:
-        if threading.get_ident() == thread:
-            note()
+        note()
         data.__set__(tensor, other)
 
     def swapped(one: Tensor, other: Tensor) -> None:
-        if threading.get_ident() == thread and (isinstance(one, FakeTensor) or isinstance(other, FakeTensor)):
+        if isinstance(one, FakeTensor) or isinstance(other, FakeTensor):
             note()
         swap(one, other)
 
     with (
-        patched(FakeTensor, {"data": property(data.__get__, assign)}),
-        patched(torch._C, {"_swap_tensor_impl": swapped}),
+        patched(FakeTensor, {"data": property(data.__get__, in_this_thread(assign, data.__set__))}),
+        patched(torch._C, {"_swap_tensor_impl": in_this_thread(swapped, swap)}),
     ):
         yield

@@ -11,7 +11,6 @@ operators as for real tensors.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fuse.devices import is_host
-from fuse.graph.patched import patched
+from fuse.graph.patched import in_this_thread, patched
 
 LSTM_MODE = 2
 """oneDNN's number for an LSTM cell."""
@@ -32,16 +31,14 @@ CellState = tuple[Tensor, ...]
 @contextlib.contextmanager
 def lstm_of_eager() -> Iterator[None]:
     """A context in which ``torch._VF.lstm`` takes the branch that real tensors would take."""
-    original, thread = torch._VF.lstm, threading.get_ident()
+    original = torch._VF.lstm
 
     def lstm(*arguments: Any) -> LayerState:
-        if threading.get_ident() != thread:
-            return original(*arguments)
         if isinstance(arguments[1], Tensor) or not _runs_in_onednn(*arguments[:3]):  # a packed sequence, or no oneDNN
             return original(*arguments)
         return _onednn_lstm(*arguments)
 
-    with patched(torch._VF, {"lstm": lstm}):
+    with patched(torch._VF, {"lstm": in_this_thread(lstm, original)}):
         yield
 
 

@@ -35,7 +35,7 @@ from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.masked_elements import MaskSelections, selects_by_mask
-from fuse.graph.patched import patched
+from fuse.graph.patched import in_this_thread, patched
 from fuse.graph.read_numbers import WantsPlain, is_number, known, node_of, read_number
 from fuse.graph.sources import user_line
 from fuse.graph.tensor_indices import IndexCopies, looks_like_view, positions_in, viewed
@@ -461,13 +461,13 @@ def reads_followed(reader: Reader) -> Iterator[None]:
     compiled: Any = getattr(_higher_order, conditional)
 
     def followed(function: Any = None, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if threading.get_ident() != thread or kwargs:
+        if kwargs:
             return compiled(function, args, kwargs) if function else compiled()
         with reader.refusing():
             return run_plainly(function, args)
 
     answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()} | {"__getitem__": part}
-    with patched(FakeTensor, answers), patched(_higher_order, {conditional: followed}):
+    with patched(FakeTensor, answers), patched(_higher_order, {conditional: in_this_thread(followed, compiled)}):
         yield
     reader.close()
 

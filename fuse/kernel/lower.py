@@ -41,7 +41,9 @@ from fuse.kernel.values import Computation, Concat, Gather, Map, Pad, Reduce, Va
 Made = TypeVar("Made")
 
 MAX_RECURSION = 50_000
+"""Frames while a region is lowered: those of a chain of 15,000 operators, at 3.2 frames for each."""
 MAX_NAME_PARTS = 4
+"""Operators that the name of a kernel is made of."""
 
 
 @dataclass(frozen=True)

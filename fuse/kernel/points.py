@@ -36,8 +36,6 @@ work."""
 LARGEST_BLOCK = 64
 """Longest innermost loop whose cache lines (64 bytes for each iteration) stay in the L1 cache while the next loop moves
 along these lines."""
-WORTH_STAGING = 1
-"""Fewest arithmetic statements of a loop whose strided loads are first copied to contiguous memory."""
 WORTH_A_VECTOR = 16
 """Fewest elements of a dimension that may become the innermost loop in place of the one that makes stores
 contiguous."""
@@ -217,8 +215,8 @@ def _staged(statements: Sequence[Statement]) -> list[Statement]:
 
 
 def _staged_loop(loop: For) -> list[Statement]:
-    if sum(isinstance(s, Let) for s in loop.body) < WORTH_STAGING:
-        return [loop]
+    if not any(isinstance(s, Let) for s in loop.body):
+        return [loop]  # it computes nothing: a copy would only be one more
     before: list[Statement] = []
     body: list[Statement] = []
     for statement in loop.body:

@@ -63,7 +63,9 @@ from fuse.runtime.usual import Usual, usual
 from fuse.runtime.variants import Compiled, LastRun, counted, together
 
 LARGEST_CARRIED = 4
+"""Variants for calls of one size that found attributes of earlier calls changed; further such calls run eager."""
 LARGEST_CONTEXTS = 8
+"""Variants of one call for other values of context variables; further such calls run eager."""
 
 Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[LazyRun, ...]]
 """The run of a call: a program, an unobserved call, or the parts of a call that ran eager."""

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 
 from fuse.errors import FuseError
 from fuse.graph.precision import Precision, in_precision
+from fuse.graph.submodule_calls import HOOKS
 from fuse.rewrite import registry
 from fuse.runtime.engine import Engine
 from fuse.runtime.guards import function_modes
@@ -22,7 +23,6 @@ from fuse.runtime.refusals import active_modes
 from fuse.runtime.state_guard import GLOBAL_HOOKS
 from fuse.runtime.variants import Compiled, LastRun
 
-_OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _tracing: Callable[[], object] = torch._C._get_tracing_state
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
@@ -88,7 +88,7 @@ class Fused(nn.Module):
         self.__dict__.pop("training", None)  # the model's own is found by __getattr__
         for name in _SHARED:
             self.__dict__[name] = getattr(engine.model, name)
-        self.__dict__["_hooks"] = [*(self.__dict__[name] for name in _OWN_HOOKS), *GLOBAL_HOOKS]
+        self.__dict__["_hooks"] = [*(self.__dict__[name] for name in HOOKS), *GLOBAL_HOOKS]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or any(self.__dict__["_hooks"]) or _tracing():

@@ -4,7 +4,7 @@
     x [37, 4, 8]    gets the graph and the kernels of others       no capture, no compiler
     x [500, 2, 8]   eager, until eager calls took as long          a capture or the compiler may not be worth it yet
 
-:mod:`fuse.runtime.patience` counts captures, :mod:`fuse.runtime.compiling` counts what the compiler took.
+:mod:`fuse.runtime.patience` counts the seconds of captures, of the compiler and of eager calls.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from fuse.kernel.sized import lowering_for, sizes_are_symbolic
 from fuse.runtime import tuning
 from fuse.runtime.call_keys import key_of_call, key_of_value
-from fuse.runtime.compiling import Compilations, Compiling, Ones
+from fuse.runtime.compiling import Compiling
 from fuse.runtime.generalised import Between
 from fuse.runtime.guards import modes
 from fuse.runtime.making import Maker, ModelCall
-from fuse.runtime.patience import Patience
+from fuse.runtime.patience import Compilations, Ones, Patience
 from fuse.runtime.rehearsing import SizesOfCalls, kind, varying
 from fuse.runtime.state_guard import StateGuard
 

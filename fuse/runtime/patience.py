@@ -1,14 +1,19 @@
-"""Whether a call with sizes that are new is worth a capture yet.
+"""Whether a program for new sizes is worth a capture yet, and worth the compiler.
 
     the first eight sizes of a kind of call      captured, or given the graph of others, each at its first call
     further ones                                 eager, until one more would have taken as long as either takes
     those beyond all that were captured          the same, but that their eager seconds are counted together
 
+    x [99, 7, 8]    compiled for these sizes
+    x [11, 5, 8]    compiled for all sizes
+    x [131, 8, 8]   compiled, if it needs to be: a length may have chosen another way through the model
+    x [1, 10, 8]    needs a kernel of its own: eager, until such calls have taken as long as the compiler does
+
 Batches cut at their own length seldom have one size twice, and a capture takes as long as many eager calls: whoever
-captured each size would be slower with fuse than without. A size that returns is worth its capture. Which those are
-is not known before; as with skis that are rented until the rent has added up to the price, no order of sizes costs
-more than twice what would have been best. One capture of a size beyond the others serves all that lie between
-(:mod:`fuse.runtime.reaching`).
+captured each size would be slower with fuse than without. A size that returns is worth its capture, and one that is
+rare (one row is left of an epoch) is not worth kernels of its own. Which those are is not known before; as with skis
+that are rented until the rent has added up to the price, no order of sizes costs more than twice what would have been
+best. One capture of a size beyond the others serves all that lie between (:mod:`fuse.runtime.reaching`).
 """
 
 from __future__ import annotations
@@ -16,13 +21,24 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
+
+from fuse.runtime.compiling import Compiling
 
 SETTLED = 8
 """Sizes of one kind of call that are captured at once."""
 LARGEST_CAPTURED = 64
-"""Captures that are remembered of a kind of call: as many as programs are kept."""
+"""Captures of a kind of call, and ways of calling a model, that are remembered: as many as programs are kept."""
 LARGEST_EAGER = 4096
-"""Sizes whose eager calls are remembered."""
+"""Sizes whose eager calls are remembered, and that wait for the compiler in one way of calling a model."""
+AT_ONCE = 2
+"""Programs for one way of calling a model that are compiled at once where sizes are known to vary; where one is 1, one
+less: it may be a rare one."""
+FEW = 2
+"""Eager calls one after another in which the same sizes are one: a further one is not rare."""
+
+Ones = tuple[tuple[int, int], ...]
+"""Sizes that are one: each the number of a tensor and a dimension."""
 
 
 @dataclass
@@ -74,7 +90,86 @@ class Patience:
         _shorten(self._least, LARGEST_CAPTURED)
 
 
-def _shorten(known: dict[Hashable, float], most: int) -> None:
+@dataclass
+class _Way:
+    """Programs and waiting sizes of one way of calling a model with sizes that vary.
+
+    ``programs``: with the seconds that each took to make. ``waiting``: sizes that wait for the compiler. ``eager``: the
+    seconds of eager calls since the first of them. ``row``: the sizes of one of the last eager calls, and how many.
+    """
+
+    programs: list[tuple[Compiling, float]] = field(default_factory=list)
+    waiting: dict[Hashable, None] = field(default_factory=dict)
+    eager: float = 0.0
+    row: tuple[Ones, int] = ((), 0)
+
+    def took(self) -> list[float]:
+        """The seconds of those programs for which the compiler ran."""
+        return [seconds for how, seconds in self.programs if how.ran]
+
+
+@dataclass
+class Compilations:
+    """When the compiler ran for the calls of a model, by ways of calling it: what more than sizes tells apart.
+
+    >>> known = Compilations()
+    >>> for seconds in (0.4, 0.6):
+    ...     known.made("way", Compiling(ran=True), seconds)
+    >>> known.allowed("way", ()), known.allowed("another", ())
+    (False, True)
+    >>> known.waits("way", 7), known.price("way", 7, ())
+    (0.5, 0.5)
+    >>> known.ran_eager("way", (), 0.6)
+    >>> known.price("way", 7, ()), known.is_due("way"), known.allowed("way", ())
+    (None, True, True)
+    """
+
+    _ways: dict[Hashable, _Way] = field(default_factory=dict)
+
+    def allowed(self, way: Hashable, ones: Ones) -> bool:
+        """Whether a program may be compiled now. ``ones``: the sizes that are one, and another in other calls."""
+        of = self._ways.get(way, _Way())
+        rare = bool(ones) and not (of.row[0] == ones and of.row[1] >= FEW)
+        return len(of.took()) < AT_ONCE - rare or self.is_due(way)
+
+    def is_due(self, way: Hashable) -> bool:
+        """Whether eager calls have taken as long as the compiler, for which some sizes wait."""
+        of = self._ways.get(way, _Way())
+        return bool(of.waiting) and of.eager >= median(of.took())
+
+    def made(self, way: Hashable, how: Compiling, seconds: float) -> None:
+        """A program for sizes that vary was made, and perhaps compiled: of a backward pass, the compiler may still
+        run."""
+        was_due = self.is_due(way)
+        of = self._ways[way] = self._ways.pop(way, _Way())
+        of.programs = [*(one for one in of.programs if one[0].ran), (how, seconds)][-LARGEST_CAPTURED:]
+        of.row = (), 0
+        if how.ran:
+            of.waiting.clear()
+        if how.ran or was_due:
+            of.eager = 0.0
+        _shorten(self._ways, LARGEST_CAPTURED)
+
+    def waits(self, way: Hashable, size: Hashable) -> float:
+        """A call of this size waits for the compiler; the seconds that it would take."""
+        of = self._ways[way]
+        of.waiting[size] = None
+        _shorten(of.waiting, LARGEST_EAGER)
+        return median(of.took())
+
+    def price(self, way: Hashable, size: Hashable, ones: Ones) -> float | None:
+        """The seconds that the compiler would take for a size that waits for it; None for one that does not."""
+        of = self._ways.get(way, _Way())
+        return median(of.took()) if size in of.waiting and not self.allowed(way, ones) else None
+
+    def ran_eager(self, way: Hashable, ones: Ones, seconds: float) -> None:
+        """A call ran eager for so long."""
+        if (of := self._ways.get(way)) is not None and of.waiting:
+            of.eager += seconds
+            of.row = ones, 1 + (of.row[1] if of.row[0] == ones else 0)
+
+
+def _shorten(known: dict[Hashable, Any], most: int) -> None:
     """Forget the oldest entries."""
     while len(known) > most:
         del known[next(iter(known))]

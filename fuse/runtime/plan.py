@@ -54,7 +54,7 @@ def assign_offsets(live_ranges: Sequence[LiveRange], reserved: int = 0) -> Arena
     64
     """
     spans, span_of = _inherited(live_ranges)
-    start = _aligned(reserved)
+    start = aligned(reserved)
     overlapping = _overlapping(spans)
     placed = _by_similar_sizes(spans, start) if overlapping is None else _largest_first(spans, overlapping, start)
     return Arena(tuple(placed.offsets[span] for span in span_of), placed.size)
@@ -70,7 +70,7 @@ def _inherited(live_ranges: Sequence[LiveRange]) -> tuple[list[LiveRange], list[
         donor = next((d for d in needed.heir_of if d not in bequeathed and _may_follow(live_ranges[d], needed)), None)
         if donor is None:
             span_of[value] = len(spans)
-            spans.append(replace(needed, size=_aligned(needed.size)))
+            spans.append(replace(needed, size=aligned(needed.size)))
         else:
             bequeathed.add(donor)
             span_of[value] = span_of[donor]
@@ -79,11 +79,12 @@ def _inherited(live_ranges: Sequence[LiveRange]) -> tuple[list[LiveRange], list[
 
 
 def _may_follow(donor: LiveRange, heir: LiveRange) -> bool:
-    return donor.first < donor.last == heir.first and _aligned(donor.size) == _aligned(heir.size)
+    return donor.first < donor.last == heir.first and aligned(donor.size) == aligned(heir.size)
 
 
-def _aligned(size: int) -> int:
-    return max(-(-size // ALIGNMENT), 1) * ALIGNMENT if size else 0
+def aligned(size: int) -> int:
+    """``size`` in bytes, rounded up to a multiple of ``ALIGNMENT``."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _by_similar_sizes(spans: Sequence[LiveRange], start: int) -> Arena:

@@ -24,13 +24,13 @@ from torch import Tensor
 from fuse.devices import HOST
 from fuse.graph.locks import ForkedLock
 from fuse.runtime.layout import extent, part
+from fuse.runtime.plan import aligned
 
 LEAST_BYTES = 2**16
 """Fewest bytes that a call saves in a block; for less, a new allocation is cheap."""
 MOST_UNUSED = 64
 """Calls of all programs after which an unused block is freed; checked as often, so that it takes at most twice as
 many."""
-_ALIGNMENT = 64
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
 """Number of holders of a storage in native code; torch's CUDA graph memory uses the same function."""
@@ -64,7 +64,7 @@ class SavedMemory:
     def __init__(self, values: Sequence[Tensor]) -> None:
         self._layouts = [(tuple(v.shape), v.stride()) for v in values]
         self._dtypes = [v.dtype for v in values]
-        sizes = [-(-extent(value) // _ALIGNMENT) * _ALIGNMENT for value in values]
+        sizes = [aligned(extent(value)) for value in values]
         self._offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         self.bytes, self.device = sum(sizes), values[0].device
         self._block: weakref.ref[_Block] | None = None  # the one used last

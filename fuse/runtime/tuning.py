@@ -25,6 +25,7 @@ rounds."""
 SECONDS = 0.3
 """Seconds after which no further round begins, except for the first ``FEWEST_ROUNDS``."""
 FEWEST_ROUNDS = 3
+"""Rounds that are measured however long they take: the shortest counts, so that one undisturbed round is enough."""
 CLEARLY = 0.97
 """A time is clearly shorter than another if it is less than this part of it."""
 

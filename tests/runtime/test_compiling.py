@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import compiling
+from fuse.runtime import patience
 from tests.fuzz.sizes import Model, attention, infer, mean_by_hand, several, train
 
 
@@ -45,7 +45,7 @@ def test_a_size_of_one_with_kernels_of_its_own_waits_for_the_compiler(
         train(model, double, fused, torch.randn(steps, 5, 8))
         assert bool(fused.last_run.fallbacks) == (steps == 1)
     assert len(compiled_sources) == before
-    monkeypatch.setattr(compiling, "median", lambda seconds: 1e-9)  # what it has taken so far is enough
+    monkeypatch.setattr(patience, "median", lambda seconds: 1e-9)  # what it has taken so far is enough
     train(model, double, fused, torch.randn(1, 5, 8))
     assert not fused.last_run.fallbacks
     assert len(compiled_sources) > before

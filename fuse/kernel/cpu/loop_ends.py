@@ -23,9 +23,9 @@ from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
 from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
-from fuse.kernel.cpu.loop_frame import ALIGNMENT
 from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_reserved
+from fuse.kernel.cpu.product_frame import ALIGNMENT, aligned
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.lower import Declined, Kernel, attempt, readable_name, structure
@@ -132,7 +132,7 @@ class _Pointers:
     def _taken(self, size: int) -> str:
         """A pointer to ``size`` new bytes of the workspace."""
         offset = self._size("place", self.workspace)
-        self.workspace += -(-size // ALIGNMENT) * ALIGNMENT
+        self.workspace += aligned(size)
         return f"workspace + {offset}"
 
     def _pointer(self, node: Node) -> str:

@@ -11,14 +11,13 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fuse.kernel.cpu import cpp_types
+from fuse.kernel.cpu.product_frame import aligned
 from fuse.kernel.extents import varies
 from fuse.kernel.index import ZERO
 from fuse.kernel.loop_nests import Frame, elements, operand_name, result_name
 from fuse.kernel.loop_stages import Kept, StepProduct
 from fuse.kernel.placement import StridedPlace
 from fuse.kernel.values import Input
-
-ALIGNMENT = 64
 
 
 def indented(depth: int, lines: Sequence[str]) -> list[str]:
@@ -41,7 +40,7 @@ class Workspace:
         else:
             self.lines.append(f"{ctype} *{name} = ({ctype} *)(workspace + {self.size});")
         self.last = f"{name} + {elements}"
-        self.size += -(-elements * itemsize // ALIGNMENT) * ALIGNMENT
+        self.size += aligned(elements * itemsize)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.loop_frame import (
-    ALIGNMENT,
     ThreadFunction,
     Workspace,
     indented,
@@ -30,7 +29,7 @@ from fuse.kernel.cpu.loop_frame import (
     step_pointers,
     waiting,
 )
-from fuse.kernel.cpu.product_frame import MOST_PANELS, PANEL
+from fuse.kernel.cpu.product_frame import ALIGNMENT, MOST_PANELS, PANEL
 from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import Expression
 from fuse.kernel.extents import larger, smaller, varies
