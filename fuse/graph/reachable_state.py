@@ -42,7 +42,13 @@ from fuse.graph.object_contents import attributes_of, class_dict, contents, is_s
 from fuse.graph.python_generators import global_generators, is_generator, name_of, put_back_state, state_of
 from fuse.graph.signature import Attribute
 
-_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (_module._global_forward_hooks, _module._global_forward_pre_hooks)
+GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    _module._global_forward_hooks,
+    _module._global_forward_pre_hooks,
+    _module._global_backward_hooks,
+    _module._global_backward_pre_hooks,
+)
+"""Hooks of all modules: two kinds that run in a call, and two in its backward pass."""
 _LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "fuse"}
 _NOWHERE = Attribute("", "")
 _UNBOUND = object()
@@ -117,7 +123,7 @@ def reached_by(model: nn.Module, arguments: Mapping[str, Any] = types.MappingPro
     for name, value in named.items():
         walk.note(name, value)
     held = list(walk.left)
-    for hooks in _GLOBAL_HOOKS:
+    for hooks in GLOBAL_HOOKS[:2]:
         walk.note("a hook of all modules", hooks)
     walk.left.extend(set(map(type, model.modules())))
     walk.left.extend(global_generators())

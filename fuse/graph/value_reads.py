@@ -402,15 +402,14 @@ class Reader:
     @contextlib.contextmanager
     def _troubled(self) -> Iterator[None]:
         """A context in which an error while values are computed ends the recording, even if the user catches it."""
-        try:
-            yield
-        except CaptureError as error:
-            self.trouble = error
-            raise
-        except Exception as error:  # an error of the operators for these values
-            text = (str(error).splitlines() or [""])[0]
-            self.trouble = CaptureError(f"the value read at {user_line()} raises {type(error).__name__}: {text}")
-            raise self.trouble from error
+        with self.refusing():
+            try:
+                yield
+            except CaptureError:
+                raise
+            except Exception as error:  # an error of the operators for these values
+                text = (str(error).splitlines() or [""])[0]
+                raise CaptureError(f"the value read at {user_line()} raises {type(error).__name__}: {text}") from error
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

@@ -15,12 +15,12 @@ from torch.compiler import is_compiling
 
 from fuse.errors import FuseError
 from fuse.graph.precision import Precision, in_precision
+from fuse.graph.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import HOOKS
 from fuse.rewrite import registry
 from fuse.runtime.engine import Engine
 from fuse.runtime.guards import function_modes
 from fuse.runtime.refusals import active_modes
-from fuse.runtime.state_guard import GLOBAL_HOOKS
 from fuse.runtime.variants import Compiled, LastRun
 
 _tracing: Callable[[], object] = torch._C._get_tracing_state

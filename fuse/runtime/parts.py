@@ -21,7 +21,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
 from fuse.cost import profiles
@@ -29,6 +28,7 @@ from fuse.cost.count import CountedCall, calls_of_dispatches, calls_of_graph
 from fuse.devices import device_of
 from fuse.graph.learned import same_bits
 from fuse.graph.locks import ForkedLock
+from fuse.graph.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import diverted, is_plainly_called, own_forward, runs_by_itself
 from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled, LastRun
@@ -92,7 +92,7 @@ class Parts:
             if _submodule(self.model, path) is not part.module:
                 del self._parts[path]
         usable = [path for path, part in self._parts.items() if is_plainly_called(part.module)]
-        if not usable or _has_global_hooks():
+        if not usable or any(GLOBAL_HOOKS):  # a part would call these hooks twice
             return self.model(*args, **kwargs), ()
         launched: list[LazyRun] = []
         with _Seeing(copies=kind not in self._watched) as seeing:
@@ -193,16 +193,6 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
         return model.get_submodule(path)
     except AttributeError:
         return None
-
-
-def _has_global_hooks() -> bool:
-    """Whether global module hooks are registered, which a part would call twice."""
-    return bool(
-        _module._global_forward_hooks
-        or _module._global_forward_pre_hooks
-        or _module._global_backward_hooks
-        or _module._global_backward_pre_hooks
-    )
 
 
 def _pays(part: _Part) -> bool:

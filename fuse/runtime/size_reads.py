@@ -110,7 +110,7 @@ class _Following:
     def answering(self) -> Iterator[None]:
         """A context in which fake tensors return symbolic sizes."""
         names = counting(self.number, self.known)
-        with patched(FakeTensor, {name: answer(self) for name, answer in _ANSWERS.items()}):
+        with patched(FakeTensor, _answers(self.number)):
             self._plain -= 1
             try:
                 with recording_uses(self._refused.append, lambda: self._plain > 0, names):
@@ -126,14 +126,6 @@ class _Following:
             yield
         finally:
             self._plain -= 1
-
-
-def _shape(following: _Following) -> Any:
-    return property(lambda tensor: _shape_of(following, tensor))
-
-
-def _shape_of(following: _Following, tensor: Tensor) -> _Size:
-    return _Size(map(following.number, Tensor.size(tensor)))
 
 
 class _Size(tuple[int, ...]):
@@ -154,43 +146,30 @@ class _Size(tuple[int, ...]):
         return _Size((*self, *other))
 
 
-def _size(following: _Following) -> Callable[..., Any]:
+def _answers(number: Callable[[int], Any]) -> dict[str, Any]:
+    """Attributes of fake tensors with sizes as ``number`` gives them, by name."""
+
+    def shape(tensor: Tensor) -> _Size:
+        return _Size(map(number, Tensor.size(tensor)))
+
     def size(tensor: Tensor, dim: int | None = None) -> Any:
-        return _shape_of(following, tensor) if dim is None else following.number(Tensor.size(tensor, dim))
+        return shape(tensor) if dim is None else number(Tensor.size(tensor, dim))
 
-    return size
-
-
-def _stride(following: _Following) -> Callable[..., Any]:
     def stride(tensor: Tensor, dim: int | None = None) -> Any:
-        if dim is not None:
-            return following.number(Tensor.stride(tensor, dim))
-        return tuple(map(following.number, Tensor.stride(tensor)))
+        return tuple(map(number, Tensor.stride(tensor))) if dim is None else number(Tensor.stride(tensor, dim))
 
-    return stride
+    def numel(tensor: Tensor) -> Any:
+        return shape(tensor).numel()
 
-
-def _numel(following: _Following) -> Callable[..., Any]:
-    return lambda tensor: math.prod(_shape_of(following, tensor))
-
-
-def _nbytes(following: _Following) -> Any:
-    return property(lambda tensor: math.prod(_shape_of(following, tensor)) * tensor.itemsize)
-
-
-def _storage_offset(following: _Following) -> Callable[..., Any]:
-    return lambda tensor: following.number(int(Tensor.storage_offset(tensor)))
-
-
-_ANSWERS: dict[str, Callable[[_Following], Any]] = {
-    "shape": _shape,
-    "size": _size,
-    "stride": _stride,
-    "numel": _numel,
-    "nelement": _numel,
-    "nbytes": _nbytes,
-    "storage_offset": _storage_offset,
-}
+    return {
+        "shape": property(shape),
+        "size": size,
+        "stride": stride,
+        "numel": numel,
+        "nelement": numel,
+        "nbytes": property(lambda tensor: numel(tensor) * tensor.itemsize),
+        "storage_offset": lambda tensor: number(int(Tensor.storage_offset(tensor))),
+    }
 
 
 class _Follower(Recorder):

@@ -17,19 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as _module
 
 from fuse.graph.object_contents import Contents, attributes_of, class_dict, contents, module_of, mro
+from fuse.graph.reachable_state import GLOBAL_HOOKS
 from fuse.graph.signature import Attribute
 from fuse.graph.submodule_calls import HOOKS, ReplacedForward
 from fuse.runtime.guards import ArrayContents, same_value
 
-GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
-    _module._global_forward_hooks,
-    _module._global_forward_pre_hooks,
-    _module._global_backward_hooks,
-    _module._global_backward_pre_hooks,
-)
 _TENSOR_DICTS = ("_parameters", "_buffers")
 _UNREAD = frozenset(
     (

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuse.kernel.evaluate import evaluate
 from fuse.kernel.expressions import Operation, Position, parts, position
 from fuse.kernel.index import Affine, Index
 from fuse.kernel.traversals import within_stage
@@ -26,6 +25,7 @@ from fuse.kernel.values import (
     Reshaped,
     Value,
 )
+from tests.kernel.expression_values import evaluate
 
 
 class NotEvaluated(Exception):

@@ -23,7 +23,6 @@ from fuse.graph.loop import Loop
 from fuse.kernel.config import Config
 from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.dtypes import register
-from fuse.kernel.evaluate import evaluate
 from fuse.kernel.expressions import (
     CALL,
     CHOICE,
@@ -61,6 +60,7 @@ from fuse.kernel.names import fit_names
 from fuse.kernel.packing import Packing
 from fuse.kernel.target import LoopKernels, Target, Written
 from fuse.kernel.values import Computation
+from tests.kernel.expression_values import evaluate
 
 NUMPY: Mapping[torch.dtype, type[Any]] = {
     torch.float64: np.float64,

@@ -15,10 +15,10 @@ from fuse.kernel import expressions
 from fuse.kernel.cpu.cpp_types import register as type_name
 from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.cpu.printer import text
-from fuse.kernel.evaluate import evaluate
 from fuse.kernel.expressions import Expression, Operation, Parameter, Variable, applied, both, converted, fn, select
 from fuse.kernel.scalar_operators import COSTS, DEFINITIONS, MEANINGS, RELATIONS
 from fuse.runtime.cpu.compiler import build
+from tests.kernel.expression_values import evaluate
 
 X, Y = (Parameter(torch.float32, i) for i in (0, 1))
 INF, NAN = float("inf"), float("nan")
