@@ -169,7 +169,7 @@ class RowNest:
         for state in running:
             held = state.at or state.best
             self.builder.stored[id(state.value)] = (held, Affine.of(self.lane), self._result_index(state.value))
-        self._keep_row_values(stage)
+        self._keep_row_values()
 
     def _start_in_lanes(self, value: Reduce) -> _LaneReduction:
         builder, lane = self.builder, self.lane
@@ -207,7 +207,7 @@ class RowNest:
         self.builder.depths[load.name] = len(self.builder.blocks) - 1
         return load.variable
 
-    def _keep_row_values(self, stage: list[Reduce]) -> None:
+    def _keep_row_values(self) -> None:
         """Compute values that depend on the stage's results alone (a mean, a reciprocal) once for each row."""
         builder, lane = self.builder, self.lane
         assert lane

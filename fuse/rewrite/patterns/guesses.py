@@ -21,6 +21,7 @@ from fuse.errors import FuseError
 from fuse.rewrite.patterns.definition import Pattern, PatternParameter
 from fuse.rewrite.patterns.language import UNSET, Environment, ManySpec, TensorSpec
 from fuse.rewrite.patterns.tracing import why_not
+from fuse.rewrite.view_layouts import without_data
 
 SIZE = 8
 TRIES = 2_000
@@ -78,7 +79,7 @@ def example_arguments(pattern: Pattern) -> list[tuple[Any, ...]]:
             raise FuseError(
                 f"pattern {pattern.name!r}: examples() must return tuples of {wanted} tensors, or a list of such"
             )
-    return [tuple(pytree.tree_map_only(Tensor, _without_data, list(one))) for one in listed]
+    return [tuple(pytree.tree_map_only(Tensor, without_data, list(one))) for one in listed]
 
 
 def guess(pattern: Pattern, given: Sequence[tuple[Any, ...]], count: int, choices: Mapping[str, int]) -> Guess:
@@ -214,10 +215,6 @@ def _options(parameter: PatternParameter) -> tuple[Any, ...]:
 def _empty(kind: tuple[torch.dtype, tuple[int, ...]]) -> Tensor:
     dtype, shape = kind
     return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _without_data(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class _Constants:

@@ -56,34 +56,15 @@ def gemm_batch_address(dtype: torch.dtype) -> int | None:
 
 def product(node: Node) -> LibraryProduct | None:
     """``node`` as a BLAS product; None if it stays an ATen call."""
-    if node.op != "call_function" or node.target not in _READERS:
+    if node.op != "call_function" or node.target not in PRODUCTS:
         return None
-    found = _READERS[node.target](node)
-    if found is None or gemm_address(found.dtype) is None:
-        return None
-    return found
+    *bias, left, right = node.args
+    found = _describe(node, left, right, *bias)
+    return None if found is None or gemm_address(found.dtype) is None else found
 
 
-def _mm(node: Node) -> LibraryProduct | None:
-    return _describe(node, node.args[0], node.args[1])
-
-
-def _addmm(node: Node) -> LibraryProduct | None:
-    bias, left, right = node.args[:3]
-    return _describe(node, left, right, bias)
-
-
-def _mv(node: Node) -> LibraryProduct | None:
-    return _describe(node, node.args[0], node.args[1])
-
-
-_READERS = {
-    aten.mm.default: _mm,
-    aten.bmm.default: _mm,
-    aten.mv.default: _mv,
-    aten.addmm.default: _addmm,
-    aten.baddbmm.default: _addmm,
-}
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.mv.default, aten.addmm.default, aten.baddbmm.default})
+"""Operators whose last two arguments are multiplied, and added to the one before them if there is one."""
 
 
 def _describe(node: Node, left: object, right: object, bias: object = None) -> LibraryProduct | None:
