@@ -21,20 +21,15 @@ from fuse.graph.loop import Loop
 class LoopWithEnds(nn.Module):
     """``whole(*operands) -> results``: regions before a loop, the loop, and regions after it, with views in between.
 
-    Its results are results of the regions and of the loop.
+    They are the graph ``inside``. Its results are results of the regions and of the loop.
     """
 
     persistent = True
 
-    def __init__(self, whole: GraphModule) -> None:
+    def __init__(self, inside: GraphModule) -> None:
         super().__init__()
-        self.whole = whole
+        self.inside = inside
         self.meta = {"kind": "loop"}
-
-    @property
-    def inside(self) -> GraphModule:
-        """The graph of the loop, its prologue and its epilogue."""
-        return self.whole
 
     def holding(self, inside: GraphModule) -> LoopWithEnds:
         """The same module with another graph."""
@@ -43,7 +38,7 @@ class LoopWithEnds(nn.Module):
     @property
     def call(self) -> Node:
         """The node that calls the loop."""
-        nodes: Iterator[Node] = iter(self.whole.graph.nodes)
+        nodes: Iterator[Node] = iter(self.inside.graph.nodes)
         return next(node for node in nodes if isinstance(self.called(node), Loop))
 
     @property
@@ -54,11 +49,11 @@ class LoopWithEnds(nn.Module):
         return found
 
     def called(self, node: Node) -> nn.Module | None:
-        """The region or loop that a node of ``whole`` calls; None for any other node."""
-        return self.whole.get_submodule(str(node.target)) if node.op == "call_module" else None
+        """The region or loop that a node of ``inside`` calls; None for any other node."""
+        return self.inside.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = self.whole(*operands)
+        results: tuple[Tensor, ...] = self.inside(*operands)
         return results
 
 

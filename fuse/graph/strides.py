@@ -51,6 +51,19 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def extent(value: Tensor) -> int:
+    """Bytes from the first to the last element of a tensor, both included; 0 for an empty one.
+
+    >>> import torch
+    >>> extent(torch.empty(2, 3)), extent(torch.empty(2, 6)[:, ::2]), extent(torch.empty(0, 3))
+    (24, 44, 0)
+    """
+    if value.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return int(last + 1) * value.itemsize
+
+
 def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """The shape to which all ``shapes`` broadcast, or None.
 

@@ -20,8 +20,8 @@ from torch.fx import GraphModule
 
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
+from fuse.graph.strides import extent
 from fuse.runtime.arrangement import first_touched, handed_out, planned_memory, touched
-from fuse.runtime.layout import extent
 from fuse.runtime.refusals import without_kernels
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import CallStep, KernelStep, LoopStep, PythonStep, Schedule

@@ -1,4 +1,4 @@
-"""Arithmetic on the layouts of (fake) tensors: extents, offsets, equality."""
+"""Arithmetic on the layouts of (fake) tensors: offsets, equality."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ from torch import Tensor
 _guards: Any = torch._C._dynamo.guards
 part: Callable[[Tensor, tuple[int, ...], tuple[int, ...], int], Tensor] = _guards._reinterpret_tensor
 """``part(tensor, size, stride, offset)``: a view of a tensor, offset in elements, made without the dispatcher."""
-
-
-def extent(value: Tensor) -> int:
-    """Bytes from the first to the last element of a tensor, both included; 0 for an empty one.
-
-    >>> extent(torch.empty(2, 3)), extent(torch.empty(2, 6)[:, ::2]), extent(torch.empty(0, 3))
-    (24, 44, 0)
-    """
-    if value.numel() == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return int(last + 1) * value.itemsize
 
 
 def origin_bytes(value: Tensor) -> int:

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from fuse.devices import HOST
 from fuse.graph.locks import ForkedLock
-from fuse.runtime.layout import extent, part
+from fuse.graph.strides import extent
+from fuse.runtime.layout import part
 from fuse.runtime.plan import aligned
 
 LEAST_BYTES = 2**16

@@ -33,12 +33,13 @@ from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds, graph_in
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Signature
+from fuse.graph.strides import extent
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop, lower_with_ends
 from fuse.kernel.target import LoopKernels
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.device import Runtime, runtime_of
-from fuse.runtime.layout import extent, is_lazy, origin_bytes, part, same_layout
+from fuse.runtime.layout import is_lazy, origin_bytes, part, same_layout
 from fuse.runtime.reference import launches_of
 from fuse.runtime.single_operators import kernel_key, region_of, results_read
 from fuse.runtime.steps import (

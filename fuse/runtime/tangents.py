@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuse.graph.strides import extent
 from fuse.runtime.device import runtime_of
-from fuse.runtime.layout import extent
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
 from fuse.runtime.saved_memory import SavedMemory, can_be_used_again

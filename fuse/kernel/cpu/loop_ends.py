@@ -16,12 +16,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
+from fuse.graph.strides import extent
 from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
 from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_reserved
@@ -63,7 +63,7 @@ def kernel_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Ke
     """The kernel of a loop and its ends; see :func:`fuse.kernel.lower_loops.lower_with_ends`."""
     pointers = _Pointers(whole)
     calls: list[tuple[Kernel, list[str]]] = []
-    for node in whole.whole.graph.nodes:
+    for node in whole.inside.graph.nodes:
         if (module := whole.called(node)) is None:
             pointers.note(node)
             continue
@@ -114,16 +114,14 @@ class _Pointers:
 
     def _results(self, call: Node) -> list[str]:
         """A pointer for each result of a call: to the caller's memory, or into the workspace."""
-        placeholders = len(self.whole.whole.graph.find_nodes(op="placeholder"))
-        returned = outputs_of(self.whole.whole.graph)
+        placeholders = len(self.whole.inside.graph.find_nodes(op="placeholder"))
+        returned = outputs_of(self.whole.inside.graph)
         parts = {part.args[1]: part for part in call.users}
         found = []
         for number, value in enumerate(call.meta["val"]):
             part = parts.get(number)
-            if part in returned:
-                pointer = f"args[{placeholders + returned.index(part)}]"
-            else:
-                pointer = self._taken(_extent(value))
+            own = part in returned
+            pointer = f"args[{placeholders + returned.index(part)}]" if own else self._taken(extent(value))
             if part is not None:
                 self.bases[part] = pointer, int(value.storage_offset())
             found.append(pointer)
@@ -147,15 +145,10 @@ class _Pointers:
         return f"sizes[{len(self.sizes) - 1}]"
 
 
-def _extent(value: Tensor) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return int(last + 1) * value.itemsize
-
-
 def _joined(whole: LoopWithEnds, pointers: _Pointers, calls: Sequence[tuple[Kernel, list[str]]]) -> Kernel:
     """One kernel that calls each of ``calls`` in turn."""
-    results = outputs_of(whole.whole.graph)
-    position = len(whole.whole.graph.find_nodes(op="placeholder")) + len(results)
+    results = outputs_of(whole.inside.graph)
+    position = len(whole.inside.graph.find_nodes(op="placeholder")) + len(results)
     texts, lines = [], []
     if pointers.workspace:
         lines.append(f"    char *workspace = fuse_aligned(args[{position}]);")
