@@ -21,8 +21,9 @@ from fuse.runtime.generalised import Between
 from fuse.runtime.guards import modes
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.patience import Compilations, Ones, Patience
-from fuse.runtime.rehearsing import SizesOfCalls, kind, varying
+from fuse.runtime.rehearsing import kind, rehearse
 from fuse.runtime.state_guard import StateGuard
+from fuse.runtime.varying import SizesSeen
 
 
 class NewSizes:
@@ -34,14 +35,19 @@ class NewSizes:
 
     def __init__(self, maker: Maker, declared: Any) -> None:
         self._maker = maker
+        self._declared = declared
         self._automatic = declared == "auto"
-        self._sizes = SizesOfCalls(declared)
+        self._seen = SizesSeen()
         self._patience = Patience()
         self._compilations = Compilations()
 
     def lowering(self, call: ModelCall) -> AbstractContextManager[None]:
         """A context in which regions are lowered for a call: sizes that vary are arguments of its kernels."""
-        return lowering_for(varying(self._sizes, self._maker, call), self._sizes.seen.remarks)
+        if self._declared is None:
+            return lowering_for(None, self._seen.remarks)
+        if not self._automatic:
+            rehearse(self._maker, call, self._declared, self._seen)
+        return lowering_for(self._seen.varying(call.leaves, call.spec), self._seen.remarks)
 
     def compiling(self, call: ModelCall, state: StateGuard | None) -> Compiling:
         """Whether kernels may be compiled for the call that is lowered."""
@@ -84,7 +90,7 @@ class NewSizes:
         self._compilations.ran_eager(self._key(call, state), self._ones(call), seconds)
 
     def _ones(self, call: ModelCall) -> Ones:
-        return self._sizes.seen.ones(call.leaves, call.spec)
+        return self._seen.ones(call.leaves, call.spec)
 
     def _key(self, call: ModelCall, state: StateGuard | None) -> Hashable:
         """A key that is equal for calls that differ in sizes only, the model being in one state."""

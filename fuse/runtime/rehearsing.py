@@ -1,4 +1,4 @@
-"""Varying sizes of a call: sizes that differed between calls, and declared ones.
+"""Declared sizes vary from the first call on: a made-up call at other sizes is planned before it.
 
 dynamic_shapes={"x": {0: T}}      call with x[64, 8]  ->  x[11, 8] is planned first: 64 became 11, so it varies
 """
@@ -6,7 +6,6 @@ dynamic_shapes={"x": {0: T}}      call with x[64, 8]  ->  x[11, 8] is planned fi
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
 from fuse.errors import FaultWarning, FuseError, reason_of_fault
@@ -21,48 +20,30 @@ from fuse.runtime.states import LARGEST_VARIANTS
 from fuse.runtime.varying import SizesSeen, kind_of_sizes
 
 
-@dataclass(eq=False)
-class SizesOfCalls:
-    """Declared sizes, sizes seen in calls, and the kinds of calls that were planned at other sizes (``rehearsed``)."""
-
-    declared: Any
-    seen: SizesSeen = field(default_factory=SizesSeen)
-    rehearsed: set[Hashable] = field(default_factory=set)
-
-
 def kind(maker: Maker, call: ModelCall) -> Hashable:
     """A key that is equal for calls that differ in sizes only."""
     return kind_of_sizes(call.leaves, call.spec), maker.needs_gradients(call.leaves), maker.model.training
 
 
-def varying(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> frozenset[int] | None:
-    """The sizes of a call that kernels take as arguments; None if no size may vary."""
-    if sizes.declared is None:
-        return None
-    if sizes.declared != "auto":
-        _rehearse(sizes, maker, call)
-    return sizes.seen.varying(call.leaves, call.spec)
-
-
-def _rehearse(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> None:
-    """Before the first call of a kind with declared sizes, plan a made-up call at other sizes.
+def rehearse(maker: Maker, call: ModelCall, declared: Any, seen: SizesSeen) -> None:
+    """Before the first call of a kind with declared sizes, plan a made-up call at other sizes, which is then ``seen``.
 
     The numbers that differ between both calls are those that follow from sizes.
     """
     of_call = kind(maker, call)
-    if of_call in sizes.rehearsed or tuning.enabled():
+    if of_call in seen.rehearsed or tuning.enabled():
         return
     useless = f"dynamic_shapes of {maker.name} has no effect"
     try:
-        layouts = elsewhere(maker.model, sizes.declared, call.args, call.kwargs, call.leaves)
+        layouts = elsewhere(maker.model, declared, call.args, call.kwargs, call.leaves)
         if layouts is None:
             return
-        if len(sizes.rehearsed) < LARGEST_VARIANTS:
-            sizes.rehearsed.add(of_call)
+        if len(seen.rehearsed) < LARGEST_VARIANTS:
+            seen.rehearsed.add(of_call)
         other = made_up_call(call, layouts)
         with lowering_for(None):
             graphs_of(maker, other, each=lambda graph: without_kernels(graph) or schedule(graph))
-        sizes.seen.varying(other.leaves, call.spec)
+        seen.varying(other.leaves, call.spec)
     except FuseError as why:  # the call itself may be captured nevertheless
         maker.warn(f"{useless}: {why}")
     except FaultWarning:  # the user made warnings errors

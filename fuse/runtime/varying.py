@@ -20,11 +20,15 @@ LARGEST_KINDS = 16
 
 
 class SizesSeen:
-    """The sizes of a model's calls so far, and the ``remarks`` of passes (:class:`fuse.kernel.sized.SizedCall`)."""
+    """The sizes of a model's calls so far, and the ``remarks`` of passes (:class:`fuse.kernel.sized.SizedCall`).
+
+    ``rehearsed``: kinds of calls of which one at other declared sizes was planned (:mod:`fuse.runtime.rehearsing`).
+    """
 
     def __init__(self) -> None:
         self._first: dict[Hashable, list[Shapes]] = {}
         self.remarks: dict[Hashable, set[Hashable]] = {}
+        self.rehearsed: set[Hashable] = set()
 
     def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int] | None:
         """The sizes of a call from 2 on that differ from those of earlier calls of its kind; None if no size differs.
