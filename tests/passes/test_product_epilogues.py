@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.function import Function
-from fuse.runtime import compiling
+from fuse.runtime import patience
 from fuse.testing import assert_fuses
 
 
@@ -265,7 +265,7 @@ def test_a_reader_that_waits_for_another_stays_behind_it() -> None:
 @pytest.mark.parametrize(("width", "launches"), [(16, 1), (128, 2)])
 def test_a_single_row_of_a_call_whose_sizes_vary(width: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of calls with more rows serves it, where packing the weight costs next to nothing."""
-    monkeypatch.setattr(compiling, "AT_ONCE", 3)
+    monkeypatch.setattr(patience, "AT_ONCE", 3)
     model = nn.Sequential(nn.Linear(width, width), nn.Tanh()).eval()
     fused = fuse.compile(model)
     with torch.no_grad():

@@ -10,7 +10,7 @@ import pytest
 
 from fuse.kernel import lower
 from fuse.kernel.cpu import loop_kernel
-from fuse.runtime import cache, compiling, patience
+from fuse.runtime import cache, patience
 from fuse.runtime.cpu import compiler, functions, toolchain
 
 
@@ -45,7 +45,7 @@ def compiled_sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every new size is captured and compiled at its first call, however many there are."""
     monkeypatch.setattr(patience, "SETTLED", 1_000_000)
-    monkeypatch.setattr(compiling, "AT_ONCE", 1_000_000)
+    monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fuse
-from fuse.runtime import compiling, patience
+from fuse.runtime import patience
 from tests.fuzz.sizes import WIDTH, Model, attention, branch, mean_by_hand, several, windows
 from tests.runtime.test_sizes_at_random import coincidence, counter, slices
 
@@ -29,7 +29,7 @@ from tests.runtime.test_sizes_at_random import coincidence, counter, slices
 def _made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every new size gets its program at its first call."""
     monkeypatch.setattr(patience.Patience, "expected", lambda *_: None)
-    monkeypatch.setattr(compiling, "AT_ONCE", 1_000_000)
+    monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
 
 
 def loop(m: Model, x: Tensor) -> Tensor:

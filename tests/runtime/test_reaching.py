@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import compiling, making, patience
+from fuse.runtime import making, patience
 from fuse.runtime.patience import Patience
 from fuse.runtime.reaching import LEAST_FURTHER
 from tests.fuzz.sizes import WIDTH, Model, attention, branch, train
@@ -36,7 +36,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(making, "capture_short", capture)
     monkeypatch.setattr(making, "capture_joint", capture_joint)
     monkeypatch.setattr(patience, "SETTLED", 1_000_000)
-    monkeypatch.setattr(compiling, "AT_ONCE", 1_000_000)
+    monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
     return made
 
 
