@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from fuse import ops
+from fuse.graph.recomputing import is_cheap
 
 
 def compared_ahead(
@@ -84,11 +84,8 @@ def _is_view(node: Node) -> bool:
 
 def _is_comparison(node: Node) -> bool:
     """Whether ``node`` is a cheap elementwise operator with a boolean result."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    value, facts = node.meta["val"], ops.info(node.target)
-    truths = isinstance(value, Tensor) and value.dtype is torch.bool
-    return truths and facts is not None and facts.cheap and facts.elementwise and not facts.random
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype is torch.bool and is_cheap(node)
 
 
 def _bytes(node: Node) -> int:

@@ -35,7 +35,7 @@ def recomputed(
         root_of: the node whose memory a node lies in.
     """
     candidates = sorted(
-        root for root, readers in reads.items() if root not in kept and _is_cheap(root) and all(map(_fuses, readers))
+        root for root, readers in reads.items() if root not in kept and is_cheap(root) and all(map(_fuses, readers))
     )
     there = reads.keys() - set(candidates)
     found: dict[Node, None] = {}
@@ -60,7 +60,7 @@ def recomputed_in_step(
         stacked: roots that are needed for all steps, stacked.
         root_of: the node whose memory a node lies in.
     """
-    candidates = sorted(root for root in reads if price(root) and root not in stacked and _is_cheap(root))
+    candidates = sorted(root for root in reads if price(root) and root not in stacked and is_cheap(root))
     there = set(reads) - set(candidates)
     found: dict[Node, None] = {}
     for candidate in candidates:
@@ -95,14 +95,15 @@ def _cone(node: Node, there: set[Node], root_of: Callable[[Node], Node]) -> _Con
         if current.op == "placeholder":
             found.leaves.add(current)
             continue
-        if not _is_cheap(current) or len(found.operators) == MOST_OPERATORS:
+        if not is_cheap(current) or len(found.operators) == MOST_OPERATORS:
             return None
         found.operators.add(current)
         worklist += map(root_of, current.all_input_nodes)
     return found
 
 
-def _is_cheap(node: Node) -> bool:
+def is_cheap(node: Node) -> bool:
+    """Whether ``node`` is a cheap elementwise operator, no view and no random one."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or ops.is_view(node.target):
         return False
     facts = ops.info(node.target)
