@@ -18,12 +18,12 @@ def touched(step: Step, plan: Schedule) -> set[int]:
     return buffers_in((step.args, step.kwargs, [ref for _, ref in step.results]), plan)
 
 
-def first_touched(plan: Schedule) -> dict[int, int]:
-    """The number of the first step that reads or writes each buffer."""
-    found: dict[int, int] = {}
+def lives(plan: Schedule) -> dict[int, tuple[int, int]]:
+    """The first and the last step that reads or writes each buffer, in the order of the first."""
+    found: dict[int, tuple[int, int]] = {}
     for number, step in enumerate(plan.steps):
-        for buffer in touched(step, plan):
-            found.setdefault(buffer, number)
+        for buffer in sorted(touched(step, plan)):
+            found[buffer] = found.get(buffer, (number, number))[0], number
     return found
 
 
@@ -76,26 +76,18 @@ def planned_memory(plan: Schedule, returned: set[int], scratch: int) -> tuple[di
 
     Returns the index of each buffer's live range, and the arena. The first ``scratch`` bytes stay free.
     """
-    range_of: dict[int, int] = {}
-    spans: list[tuple[int, int, list[int]]] = []
-    for number, step in enumerate(plan.steps):
-        for buffer in sorted(touched(step, plan)):
-            if plan.buffers[buffer].origin != "made" or buffer in returned:
-                continue
-            if buffer not in range_of:
-                range_of[buffer] = len(spans)
-                spans.append((number, number, []))
-            first, _, heirs = spans[range_of[buffer]]
-            spans[range_of[buffer]] = first, number, heirs
+    live = {b: span for b, span in lives(plan).items() if plan.buffers[b].origin == "made" and b not in returned}
+    range_of = {buffer: position for position, buffer in enumerate(live)}
+    heirs: list[list[int]] = [[] for _ in live]
+    for step in plan.steps:
         if isinstance(step, KernelStep):
             reads = [place.buffer for place in step.reads]
             for i, o in step.shareable:
                 source, target = step.reads[i], step.writes[o]
                 whole = source.offset == target.offset == 0 and reads.count(source.buffer) == 1
                 if whole and source.buffer in range_of and target.buffer in range_of:
-                    spans[range_of[target.buffer]][2].append(range_of[source.buffer])
-    sizes = {home: plan.buffers[buffer].size for buffer, home in range_of.items()}
-    live_ranges = [LiveRange(sizes[i], first, last, tuple(heirs)) for i, (first, last, heirs) in enumerate(spans)]
+                    heirs[range_of[target.buffer]].append(range_of[source.buffer])
+    live_ranges = [LiveRange(plan.buffers[b].size, *span, tuple(heirs[range_of[b]])) for b, span in live.items()]
     return range_of, assign_offsets(live_ranges, scratch)
 
 

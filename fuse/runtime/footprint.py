@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
 from fuse.graph.strides import extent
-from fuse.runtime.arrangement import first_touched, handed_out, planned_memory, touched
+from fuse.runtime.arrangement import handed_out, lives, planned_memory, touched
 from fuse.runtime.refusals import without_kernels
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import CallStep, KernelStep, LoopStep, PythonStep, Schedule
@@ -84,17 +84,11 @@ def _parted(plan: Schedule, most: int) -> Peak:
     inputs = sum(buffer.size for buffer in plan.buffers if buffer.origin == "input")
     fresh = fresh_results(plan)
     results = sum(map(extent, fresh.values()))
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for number, step in enumerate(plan.steps):
-        for buffer in touched(step, plan):
-            if plan.buffers[buffer].origin == "made" and buffer not in fresh:
-                first.setdefault(buffer, number)
-                last[buffer] = number
     change = [0] * (len(plan.steps) + 1)
-    for buffer, begin in first.items():
-        change[begin] += plan.buffers[buffer].size
-        change[last[buffer] + 1] -= plan.buffers[buffer].size
+    for buffer, (first, last) in lives(plan).items():
+        if plan.buffers[buffer].origin == "made" and buffer not in fresh:
+            change[first] += plan.buffers[buffer].size
+            change[last + 1] -= plan.buffers[buffer].size
     live = list(accumulate(change[:-1]))
     at = max(range(len(live)), key=live.__getitem__, default=0)
     busiest = plan.steps[at] if plan.steps else None
@@ -108,8 +102,9 @@ def peak_of_plan(plan: Schedule) -> int:
     fresh = {buffer: extent(value) for buffer, value in fresh_results(plan).items()}
     if not any(isinstance(step, PythonStep) for step in plan.steps):
         return inputs + _held(plan, sum(fresh.values()))
-    first = first_touched(plan)
-    return inputs + _held(plan, 0, [(size, first.get(b, 0), len(plan.steps)) for b, size in fresh.items()])
+    spans = lives(plan)
+    held = [(size, spans.get(b, (0, 0))[0], len(plan.steps)) for b, size in fresh.items()]
+    return inputs + _held(plan, 0, held)
 
 
 def fresh_results(plan: Schedule) -> dict[int, Tensor]:
@@ -122,13 +117,13 @@ def fresh_results(plan: Schedule) -> dict[int, Tensor]:
     return fresh
 
 
-def _held(plan: Schedule, results: int, lives: Sequence[tuple[int, int, int]] = ()) -> int:
+def _held(plan: Schedule, results: int, further: Sequence[tuple[int, int, int]] = ()) -> int:
     """Peak bytes of a run without its inputs.
 
-    ``results`` bytes are held all the time; each of ``lives`` is (bytes, first step, last step).
+    ``results`` bytes are held all the time; each of ``further`` is (bytes, first step, last step).
     """
     _, arena = planned_memory(plan, set(fresh_results(plan)), plan.runtime.scratch_bytes(plan.steps))
-    return results + arena.size + most_at_once([*_called(plan), *lives], len(plan.steps))
+    return results + arena.size + most_at_once([*_called(plan), *further], len(plan.steps))
 
 
 def _called(plan: Schedule) -> list[tuple[int, int, int]]:
@@ -138,20 +133,20 @@ def _called(plan: Schedule) -> list[tuple[int, int, int]]:
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    lives = []
+    held = []
     for number, step in enumerate(plan.steps):
         for buffer in touched(step, plan):
             if plan.buffers[buffer].origin == "called":
                 first.setdefault(buffer, number)
                 last[buffer] = number if isinstance(step, PythonStep) else len(plan.steps)
         if isinstance(step, LoopStep):
-            lives.append((_held(step.body, _states(step)), number, number))
+            held.append((_held(step.body, _states(step)), number, number))
             handed = {ref.index for position, ref in step.results if (position or 0) < step.spec.carries}
             first |= dict.fromkeys(handed, number + 1)  # until then they are part of the loop's memory
         elif isinstance(step, CallStep):
-            lives.append((step.passing, number, number))
+            held.append((step.passing, number, number))
     last |= dict.fromkeys((r.buffer for r in plan.results if r and r.buffer in last), len(plan.steps))
-    return lives + [(plan.buffers[b].size, begin, max(begin, last[b])) for b, begin in first.items()]
+    return held + [(plan.buffers[b].size, begin, max(begin, last[b])) for b, begin in first.items()]
 
 
 def _states(loop: LoopStep) -> int:

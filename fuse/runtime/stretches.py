@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fuse.runtime.arrangement import first_touched, refs_in, touched
+from fuse.runtime.arrangement import lives, refs_in, touched
 from fuse.runtime.steps import PythonStep, Ref, Schedule
 
 
@@ -59,10 +59,10 @@ def due(plan: Schedule, stretches: Sequence[Stretch], buffers: Sequence[int]) ->
     """By stretch: the ``buffers`` that it is the first to use. Unused buffers belong to the first stretch."""
     lengths = [s.last - s.first if isinstance(s, Native) else 1 for s in stretches]
     stretch_of = [number for number, length in enumerate(lengths) for _ in range(length)]
-    first = first_touched(plan)
+    spans = lives(plan)
     found: dict[int, list[int]] = {}
     for buffer in buffers:
-        found.setdefault(stretch_of[first[buffer]] if buffer in first else 0, []).append(buffer)
+        found.setdefault(stretch_of[spans[buffer][0]] if buffer in spans else 0, []).append(buffer)
     return found
 
 
