@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_structure
 from fuse.check.oracle import check
 from fuse.cost import profiles
 from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unknown_ops
+from fuse.graph.loop import Loop, LoopSpec
 from fuse.graph.signature import Dispatch, Mutation, Signature
 
 aten = torch.ops.aten
@@ -82,13 +83,6 @@ def test_a_region_is_one_launch_that_moves_only_what_it_reads_and_writes() -> No
     assert count.bytes == 4 * (256 + 256)
 
 
-class Loop(nn.Module):
-    def __init__(self, body: GraphModule, trip_count: int, persistent: bool) -> None:
-        super().__init__()
-        self.body, self.trip_count, self.persistent = body, trip_count, persistent
-        self.meta = {"kind": "loop"}
-
-
 def loop_body() -> GraphModule:
     build = Builder()
     h, w = build.input(4, 64), build.input(64, 64)
@@ -97,9 +91,8 @@ def loop_body() -> GraphModule:
 
 def count_of_loop(persistent: bool) -> Count:
     build = Builder()
-    loop = build.module(
-        "loop", Loop(loop_body(), 10, persistent), (fake(4, 64),), build.input(4, 64), build.input(64, 64)
-    )
+    steps = Loop(loop_body(), LoopSpec(10, 1, (), 0, persistent=persistent))
+    loop = build.module("loop", steps, (fake(4, 64),), build.input(4, 64), build.input(64, 64))
     return count_graph(build.finish(build.call(operator.getitem, loop, 0)), CPU)
 
 

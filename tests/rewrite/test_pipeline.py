@@ -9,6 +9,7 @@ from torch.fx import Graph, GraphModule
 
 from fuse.errors import FaultWarning
 from fuse.graph.capture import capture
+from fuse.graph.loop import Loop, LoopSpec
 from fuse.rewrite import registry, surgery
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -178,16 +179,6 @@ def test_a_fault_inside_a_loop_is_undone_there_too(temporary: list[str]) -> None
     assert ledger.fired[0].launches_saved == 3 * 10
 
 
-class Loop(nn.Module):
-    """A loop as passes see it: a body that is a graph, and how often it runs."""
-
-    def __init__(self, body: GraphModule, trip_count: int) -> None:
-        super().__init__()
-        self.body = body
-        self.trip_count = trip_count
-        self.meta = {"kind": "loop"}
-
-
 def with_loop(steps: int) -> GraphModule:
     body = capture(Doubled(), (torch.randn(3),))
     graph = Graph()
@@ -196,7 +187,7 @@ def with_loop(steps: int) -> GraphModule:
     node = graph.call_module("loop", (x,))
     node.meta.update(val=(x.meta["val"],), source="")
     graph.output((node,))
-    return GraphModule({"loop": Loop(body, steps)}, graph)
+    return GraphModule({"loop": Loop(body, LoopSpec(steps, 1, (), 0, persistent=False))}, graph)
 
 
 def test_loop_bodies_are_rewritten_and_count_once_for_each_step():
@@ -208,8 +199,10 @@ def test_loop_bodies_are_rewritten_and_count_once_for_each_step():
 
 def test_a_region_is_left_alone():
     graph = with_loop(steps=10)
+    graph.loop = graph.loop.body
     graph.loop.meta["kind"] = "region"
     assert run_passes(graph, passes=["no_ops"]).rewrites == ()
+    assert clones(graph.loop) == 3
 
 
 class Solved(nn.Module):
