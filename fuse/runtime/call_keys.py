@@ -32,9 +32,13 @@ def key_without_sizes(leaves: Sequence[Any], spec: Any) -> Hashable:
     >>> key_without_sizes((torch.ones(2), True), None) == key_without_sizes((torch.ones(2), False), None)
     False
     """
-    tensors = tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves)
     values = (type(leaf) if type(leaf) in (int, float) else key_of_value(leaf) for leaf in leaves)
-    return tensors, tuple(values), spec
+    return kind_of_sizes(leaves, spec), tuple(values)
+
+
+def kind_of_sizes(leaves: Sequence[Any], spec: Any) -> Hashable:
+    """A key that is equal for calls that differ only in sizes and contents of tensors and in plain values."""
+    return spec, tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves)
 
 
 def key_of_value(leaf: Any) -> Hashable:

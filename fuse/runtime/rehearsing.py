@@ -11,13 +11,14 @@ from typing import Any
 from fuse.errors import FaultWarning, FuseError, reason_of_fault
 from fuse.kernel.sized import lowering_for
 from fuse.runtime import tuning
+from fuse.runtime.call_keys import kind_of_sizes
 from fuse.runtime.declared import elsewhere
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.refusals import without_kernels
 from fuse.runtime.schedule import schedule
 from fuse.runtime.states import LARGEST_VARIANTS
-from fuse.runtime.varying import SizesSeen, kind_of_sizes
+from fuse.runtime.varying import SizesSeen
 
 
 def kind(maker: Maker, call: ModelCall) -> Hashable:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fuse.kernel.extents import LEAST, LEAST_LOWERED
+from fuse.runtime.call_keys import kind_of_sizes
 
 Shapes = tuple[tuple[int, ...], ...]
 LARGEST_KINDS = 16
@@ -58,8 +59,3 @@ class SizesSeen:
         seen = self._first.get(kind_of_sizes(leaves, structure), [])
         places = ((i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size == 1)
         return tuple((i, d) for i, d in places if any(shapes[i][d] != 1 for shapes in seen))
-
-
-def kind_of_sizes(leaves: Sequence[Any], structure: Any) -> Hashable:
-    """A key that is equal for calls that differ only in sizes and contents of tensors and in plain values."""
-    return structure, tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves)
