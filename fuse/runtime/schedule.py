@@ -31,7 +31,7 @@ from fuse.graph.input_writes import Write, launched, writes
 from fuse.graph.learned import Learning
 from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds, graph_in
-from fuse.graph.outputs import outputs_of
+from fuse.graph.outputs import finished, outputs_of
 from fuse.graph.signature import Signature
 from fuse.graph.strides import extent
 from fuse.kernel.lower import Declined, Kernel
@@ -450,8 +450,7 @@ class _Scheduler:
             node.meta = {"val": write.value.meta["val"], "source": ""}
             results.append(body.call_function(torch.ops.aten.clone.default, (node,)))
             results[-1].meta = {"val": self.buffers[write.input_index].value, "source": write.value.meta["source"]}
-        body.output(tuple(results)).meta = {"val": tuple(node.meta["val"] for node in results), "source": ""}
-        return GraphModule(torch.nn.Module(), body)
+        return finished(body, results)
 
 
 @dataclass(frozen=True)

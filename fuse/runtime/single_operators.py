@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, map_arg
-from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from fuse.rewrite.regions import region_module
 
 
 def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
@@ -24,11 +24,7 @@ def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
         results = [body.call_function(operator.getitem, (whole, index)) for index in values]
         for result, value in zip(results, values.values(), strict=True):
             result.meta = {"val": value, "source": ""}
-    output = body.output(tuple(results))
-    output.meta = {"val": tuple(values.values()), "source": ""}
-    region = _LazyGraphModule(torch.nn.Module(), body)
-    region.meta["kind"] = "region"
-    return region, list(inputs)
+    return region_module(body, results), list(inputs)
 
 
 def results_read(node: Node) -> dict[int, Tensor]:
