@@ -34,6 +34,8 @@ class CallTemplate:
     computes new tensors. ``recipes``: how the results are made. ``views``: for a view operator, the views of the first
     argument that the results are. ``container``: the type that holds several results.
 
+    ``functional``: for an operator that writes its first argument and returns it, its functional form.
+
     For ``select`` and ``slice``, ``args`` has the metadata of the first argument only, without its storage offset, and
     ``parts`` maps its whole metadata and the other arguments to recipe and view.
     """
@@ -45,6 +47,7 @@ class CallTemplate:
     recipes: tuple[Recipe, ...] = ()
     views: tuple[View, ...] = ()
     parts: dict[tuple[Any, ...], tuple[Recipe, View]] | None = None
+    functional: OpOverload | None = None
     tensors: tuple[int, ...] = field(init=False)
     """Positions of tensor arguments."""
     lists: tuple[int, ...] = field(init=False)

@@ -28,8 +28,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
+from fuse.devices import without_autocast
 from fuse.graph.layouts import eager_strides, strides_of_view
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mixed_norms import eager_dtype
@@ -117,8 +119,15 @@ class FakeRunner:
             self._recipes[key] = self._learn(op, args, result)
         return result
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """A context outside of the recording: operators run on fake tensors, and are not recorded."""
+        with _disable_current_modes(), self._mode, torch.no_grad(), without_autocast():
+            yield
+
     def computes(self, op: OpOverload) -> bool:
-        """Whether ``op`` makes a new tensor whose layout does not depend on the storage offsets of the operands."""
+        """Whether the layouts of the results of ``op`` do not depend on the storage offsets of operands: it makes new
+        tensors, or writes in place."""
         known = self._computes.get(id(op))
         if known is None:
             known = self._computes[id(op)] = op, ops.kind(op) in _COMPUTING or op in _COPYING
@@ -428,5 +437,5 @@ PARTS: dict[int, Callable[..., _Layout | None]] = {
 """``id`` of an operator -> the function for the layout of its result, as in :func:`fuse.ops.info`."""
 _COMPUTING = frozenset(["pointwise", "gemm", "reduction"])
 """Kinds of operators for which :meth:`FakeRunner.computes` holds."""
-_COPYING = frozenset([aten.cat.default, aten.stack.default, aten.clone.default])
-"""Operators that copy elements into a new tensor, for which it holds too."""
+_COPYING = frozenset([aten.cat.default, aten.stack.default, aten.clone.default, aten.copy_.default])
+"""Operators that copy elements, for which it holds too."""

@@ -14,6 +14,7 @@ to-know/965). It runs on recorded operators here, because that pass under a reco
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,6 +148,15 @@ class Functionalizer:
         instead: Mapping[int, Sequence[tuple[Slot, Node]]] | None = None,
     ) -> None:
         """Nodes of operators; ``instead`` of what some of their slots hold, other nodes."""
+        writes = any(template.functional is not None for template, _ in noted)
+        with self.fakes.aside() if writes else contextlib.nullcontext():  # writes run operators on fake tensors
+            self._put(noted, instead or {})
+
+    def _put(
+        self,
+        noted: Sequence[tuple[CallTemplate, Dispatch]],
+        instead: Mapping[int, Sequence[tuple[Slot, Node]]],
+    ) -> None:
         aliases, append, known = self.aliases, self.append, self.fakes.known_metadata
         for position, (template, (op, given, given_kwargs, result, source)) in enumerate(noted):
             self.source = source
@@ -162,8 +172,13 @@ class Functionalizer:
                 if self.steps is steps:
                     break
                 steps = self.steps  # steps were put back, and nodes with them
-            if instead and position in instead:
+            if position in instead:
                 args = replaced(args, instead[position])
+            if template.functional is not None:
+                copies = op is aten.copy_.default
+                node = self.copied(*args[:2]) if copies else self.add(template.functional, tuple(args), {})
+                self.write_result(result, node)
+                continue
             kwargs = self.nodes(dict(given_kwargs)) if given_kwargs else {}
             if template.views or template.parts is not None:
                 parent = aliases[id(given[0])]

@@ -11,8 +11,8 @@ nor an alias until somebody asks for one: results of the last steps then get a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.fx import Node
 from fuse.graph.aliases import Alias, Base
 from fuse.graph.appending import Appender
 from fuse.graph.call_templates import CallTemplate
+from fuse.graph.filled import Filled, value_at, values_filled
 from fuse.graph.repeated_steps import LEAST_STEPS, Noted, Part, RepeatedSteps, place_of, repeats_in, results_of
 from fuse.graph.short_graphs import (
     COLLECTORS,
@@ -32,13 +33,13 @@ from fuse.graph.short_graphs import (
     opening,
     remaining,
     selected,
+    stack_of_steps,
 )
 
 if TYPE_CHECKING:
     from fuse.graph.functional import Functionalizer
 
 aten = torch.ops.aten
-_Known = tuple[Alias, Node, int]
 
 MOST_BEFORE = 512
 """Operators before the latest ones that may belong to the first step."""
@@ -51,19 +52,25 @@ LAST_STEPS = 2
 class _Loop:
     """A loop of which the graph has the first steps: all its operators, and the ``last`` node there is of them.
 
-    ``known``: by ``id``, operands from outside and results of the steps at hand, with the node and the version that
-    each alias had.
+    ``known``: by ``id``, the aliases of operands from outside and of results of the steps at hand, as they were at the
+    end of these steps. ``bases``: for the ``id`` of a base in ``known``, the base itself.
     """
 
     number: int
     repeat: RepeatedSteps
     noted: Sequence[Noted]
     last: Node
-    known: Mapping[int, _Known]
+    known: Mapping[int, Alias]
+    bases: Mapping[int, Base]
 
     @property
     def left_out(self) -> int:
         return self.repeat.count - STEPS_KEPT
+
+    def then(self, tensor: Tensor) -> Node:
+        """The value of ``tensor``, a result of the steps at hand, at the end of these."""
+        alias = self.known[id(tensor)]
+        return alias.node if alias.chain else alias.base.node
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,8 @@ class Steps:
     """Stand-ins for single results, by ``id``."""
     remaining: dict[Node, Sequence[Tensor]] = field(default_factory=dict)
     """Stand-in for several tensors -> these tensors."""
+    filled: dict[Node, tuple[_Loop, Tensor]] = field(default_factory=dict)
+    """The value of a tensor that steps of a loop filled, behind these."""
 
     def __post_init__(self) -> None:
         self.aliases = _Aliases(self)
@@ -124,11 +133,13 @@ class Steps:
         for repeat in repeats:
             self.functional.put(noted[done : repeat.start])
             steps = noted[repeat.start : repeat.end]
-            outside = {key: self._known(tensor) for key, tensor in repeat.outside.items()}
-            if self.functional.steps is not self:  # one of these had been left out itself
+            for tensor in repeat.outside.values():
+                self.functional.value(tensor)
+            had_left_out = self.functional.steps is not self  # one of these
+            if had_left_out or not all(self._can_fill(one, repeat) for one in repeat.filled):
                 self.functional.put(steps)
             else:
-                self._put_steps(steps, repeat, outside)
+                self._put_steps(steps, repeat)
             done = repeat.end
         self.functional.put(noted[done:])
 
@@ -137,7 +148,7 @@ class Steps:
         alias = self.aliases.get(id(tensor))
         return None if alias is None or alias.version != alias.base.version else selected(alias.node)
 
-    def _put_steps(self, noted: Sequence[Noted], repeat: RepeatedSteps, known: dict[int, _Known]) -> None:
+    def _put_steps(self, noted: Sequence[Noted], repeat: RepeatedSteps) -> None:
         functional, number, period = self.functional, len(self.loops), repeat.period
         openings: dict[Node, Node] = {}
 
@@ -164,17 +175,64 @@ class Steps:
             for position in range(slot.position, lag * period, period):
                 first = functional.value(given(slot, noted[position][1].args))
                 instead.setdefault(position, []).append((slot, opened(first)))
+        before = [functional.value(one.whole) for one in repeat.filled]
         functional.put(noted[: STEPS_KEPT * period], instead)
-        for _, call in noted[: STEPS_KEPT * period]:
-            for one in results_of(call):
-                known[id(one)] = self._known(one)
-        loop = _Loop(number, repeat, noted, functional.graph._root.prev, known)
+        made = [one for _, call in noted[: STEPS_KEPT * period] for one in results_of(call)]
+        known, bases = self._as_they_are((*repeat.outside.values(), *made))
+        loop = _Loop(number, repeat, noted, functional.graph._root.prev, known, bases)
         self.loops.append(loop)
+        for one, node in zip(repeat.filled, before, strict=True):
+            self._fill(loop, one, node)
 
-    def _known(self, tensor: Tensor) -> _Known:
-        node = self.functional.value(tensor)
-        alias = self.aliases[id(tensor)]
-        return alias, node, alias.version
+    def _as_they_are(self, tensors: Iterable[Tensor]) -> tuple[dict[int, Alias], dict[int, Base]]:
+        """Copies of the aliases of ``tensors``, and the base for the ``id`` of each copied base."""
+        known: dict[int, Alias] = {}
+        copies: dict[int, Base] = {}
+        bases: dict[int, Base] = {}
+        for tensor in tensors:
+            alias = self.aliases[id(tensor)]
+            base = copies.get(id(alias.base))
+            if base is None:
+                base = copies[id(alias.base)] = replace(alias.base)
+                bases[id(base)] = alias.base
+            known[id(tensor)] = replace(alias, base=base)
+        return known, bases
+
+    # ---- tensors that steps fill -------------------------------------------------------------------------------------
+
+    def _can_fill(self, filled: Filled, repeat: RepeatedSteps) -> bool:
+        """Whether steps write to nothing that they read under another name, and leave out few places."""
+        alias = self.aliases[id(filled.whole)]
+        start, end = filled.bounds(repeat.count)
+        whole = filled.whole
+        sharing = [one for one in repeat.outside.values() if self.aliases[id(one)].base is alias.base]
+        plain = not alias.chain and whole.is_contiguous()
+        return plain and len(sharing) == 1 and start + whole.shape[filled.dim] - end <= STEPS_KEPT
+
+    def _fill(self, loop: _Loop, filled: Filled, before: Node) -> None:
+        """Give the tensor that steps fill its value behind all of them: a stack of the values and of places that are
+        left."""
+        functional, whole = self.functional, filled.whole
+        base = self.aliases[id(whole)].base
+        written = values_filled(base.node, STEPS_KEPT)
+        args = written[-1], loop.number, loop.left_out
+        pieces = [*written, self._stand_in(remaining, args, written[-1].meta["val"], written[-1].meta["source"])]
+        start, end = filled.bounds(loop.repeat.count)
+
+        def left(at: int) -> Node:
+            value = value_at(before, filled.dim, at)
+            if isinstance(value, Node):
+                return value
+            functional.source = base.node.meta["source"]
+            self.stand_ins.append(functional.emit(aten.select.int, value, {}))
+            return self.stand_ins[-1]
+
+        others = [left(at) for at in (*range(start), *range(end, whole.shape[filled.dim]))]
+        pieces = [*others[:start], *(pieces[::-1] if filled.down else pieces), *others[start:]]
+        args = pieces, filled.dim
+        node = self._stand_in(stack_of_steps, args, base.node.meta["val"], base.node.meta["source"])
+        self.filled[node] = loop, whole
+        base.node, base.version = node, base.version + loop.left_out
 
     # ---- stand-ins ---------------------------------------------------------------------------------------------------
 
@@ -202,15 +260,15 @@ class Steps:
         if place is None:
             return
         loop, last = place.loop, place.loop.repeat.count - 1
-        alias = self.aliases[id(place.at(place.step - loop.left_out))] if place.step > last - LAST_STEPS else None
-        if alias is None or alias.chain:
+        alike = place.at(place.step - loop.left_out)
+        if place.step <= last - LAST_STEPS or loop.known[id(alike)].chain:
             self.functional.whole()
             return
-        tensor, back = place.at(place.step), last - place.step
-        args = alias.made, loop.number, back, loop.left_out
-        node = self._stand_in(closing, args, tensor, alias.made.meta["source"])
+        tensor, value, version = place.at(place.step), loop.then(alike), loop.known[id(alike)].base.version
+        args = value, loop.number, last - place.step, loop.left_out
+        node = self._stand_in(closing, args, tensor, value.meta["source"])
         self.closings[key] = node
-        self.aliases[key] = Alias(tensor, Base(tensor, node), (), node, 0, node)
+        self.aliases[key] = Alias(tensor, Base(tensor, node, version), (), node, version, node)
 
     def pieces(self, tensors: Any) -> list[Node] | None:
         """Tensors that ``stack`` or ``cat`` takes, as nodes; those of all steps left out of a loop, in order or back,
@@ -224,7 +282,7 @@ class Steps:
                 nodes.append(self.functional.value(tensors[at]))
                 at += 1
                 continue
-            last = self.aliases[id(place.at(STEPS_KEPT - 1))].made
+            last = place.loop.then(place.at(STEPS_KEPT - 1))
             args = last, place.loop.number, steps
             nodes.append(self._stand_in(remaining, args, last.meta["val"], last.meta["source"]))
             self.remaining[nodes[-1]] = tensors[at : at + steps]
@@ -235,10 +293,11 @@ class Steps:
         """The number of steps left out, where ``tensors`` has those of all of them from ``at`` on; or 0."""
         count = place.loop.left_out
         end = place.loop.repeat.count
-        like = self.aliases[id(place.at(STEPS_KEPT - 1))]
-        if like.chain and like.version != like.base.version:  # views of what was written since
+        like = place.at(STEPS_KEPT - 1)
+        then, now = place.loop.known[id(like)], self.aliases[id(like)].base.version
+        if then.chain and not then.version == then.base.version == now:  # views of what was written since
             return 0
-        if any(self.aliases[key].base.version for key in self.closings):
+        if any(self.aliases[key].base.node is not stand_in for key, stand_in in self.closings.items()):
             return 0
         steps = range(STEPS_KEPT, end) if place.step == STEPS_KEPT else range(end - 1, STEPS_KEPT - 1, -1)
         if place.step != steps[0] or at + count > len(tensors):
@@ -276,12 +335,8 @@ class Steps:
 
     def _put_back(self, loop: _Loop) -> dict[Node, Node]:
         """Make nodes and aliases of the steps that were left out; stand-ins, and the nodes that they stand for."""
-        functional, bases, real = self.functional, dict[int, Base](), self.aliases
-        scratch: dict[int, Alias] = {}
-        for key, (alias, node, version) in loop.known.items():  # as they were then: they may have been written since
-            then = Base(alias.base.root, node, version)
-            bases[id(then)] = alias.base
-            scratch[key] = Alias(alias.tensor, then, alias.chain, node, version, node)
+        functional, real = self.functional, self.aliases
+        scratch, bases = dict(loop.known), dict(loop.bases)  # they may have been written since
         append, source = functional.append, functional.source
         functional.aliases, functional.append = scratch, Appender(functional.graph, loop.last.next)
         try:
@@ -293,7 +348,10 @@ class Steps:
         for key, alias in made.items():
             if key in real:
                 bases[id(alias.base)] = real[key].base
-                instead[self.closings[key]] = alias.made
+                instead[self.closings[key]], real[key].made = alias.base.node, alias.made
+        for node, (filler, whole) in self.filled.items():
+            if filler is loop:
+                instead[node] = scratch[id(whole)].base.node
         for key, alias in made.items():
             alias.base = bases.get(id(alias.base), alias.base)
             if key not in real:

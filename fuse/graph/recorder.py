@@ -334,6 +334,7 @@ class Recorder(TorchDispatchMode):
 
     def _with_learned(self, result: Any) -> Any:
         """The pair of confirming values and ``result``; ``result`` alone if nothing was learned."""
+        self.functional.settle()
         leaves = flatten_result(result)[0]
         tensors, self.learning, self.numbers = self.reader.finish(leaves)
         if not self.learning.lines:

@@ -9,7 +9,7 @@ The template that came next the last time is tried first, without making a key.
 
 There are templates for ATen operators that draw no random numbers, and return new tensors, return views of their first
 argument, or write it. ``select`` and ``slice`` read another part in every step, and need no check. A write is checked
-for overlaps each time, unless all operands have separate memory.
+for overlaps where operands share memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fuse import ops
+from fuse.graph import overlap
 from fuse.graph.aliases import View, storage_of
 from fuse.graph.call_templates import CallTemplate, described, fits
 from fuse.graph.fakes import CONSTANTS, PARTS, FakeRunner, Recipe, is_recording
 from fuse.graph.functional import Functionalizer
 from fuse.graph.signature import Dispatch
+
+aten = torch.ops.aten
 
 CONTEXT = 4
 """The number of latest templates that identify a position in a step."""
@@ -37,13 +40,6 @@ MOST_PENDING = 1024
 """The most calls without nodes: when their nodes are made, they are still in the processor's cache."""
 
 _new_tuple: Any = tuple.__new__  # makes a Dispatch in half the time
-
-
-@dataclass(frozen=True)
-class _KnownWrite:
-    """How an operator that writes its first argument is recorded: by its functional form; None for ``copy_``."""
-
-    functional: OpOverload | None
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +60,8 @@ class RepeatedCalls:
     def __init__(self, functional: Functionalizer, fakes: FakeRunner) -> None:
         self._functional = functional
         self._fakes = fakes
-        self._known: dict[Hashable, CallTemplate | _KnownWrite] = {}
+        self._known: dict[Hashable, CallTemplate] = {}
+        self._apart: dict[tuple[Any, ...], bool] = {}  # of calls whose operands share memory: as :meth:`_may_write`
         self._positions: dict[tuple[CallTemplate, ...], _Position] = {}
         self._latest = _Position(None, ())
         self._metadata, self._make, self._pending = fakes.known_metadata, fakes.make, functional.pending
@@ -78,15 +75,15 @@ class RepeatedCalls:
             or not fits(position.template, args, kwargs, self._metadata)
         ):
             template = self._template_of(op, args, kwargs)
-            if isinstance(template, _KnownWrite):
-                self._functional.source = source
-                result = self._write(template, args)
-                return result if result is NotImplemented else Dispatch(op, args, kwargs, result, source)
             if template is None:
                 return NotImplemented
             position = self._position_after(template)
         template = position.template
-        if template.parts is not None:
+        if template.functional is not None:
+            if not self._may_write(template, args):
+                return NotImplemented
+            result = args[0]
+        elif template.parts is not None:
             key = self._metadata[id(args[0])], *args[1:]
             part = template.parts.get(key) or self._part(template, key, args)
             if part is None:
@@ -112,9 +109,7 @@ class RepeatedCalls:
         found = template.parts[key] = recipe, View(template.op, args[1:], {})
         return found
 
-    def _template_of(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> CallTemplate | _KnownWrite | None:
+    def _template_of(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallTemplate | None:
         """The template for this call, or None."""
         if not self._is_known((args, tuple(kwargs.values()))):
             return None
@@ -146,18 +141,17 @@ class RepeatedCalls:
         self._latest.following = position
         return position
 
-    def _write(self, known: _KnownWrite, args: tuple[Any, ...]) -> Any:
-        functional, target = self._functional, args[0]
+    def _may_write(self, template: CallTemplate, args: tuple[Any, ...]) -> bool:
+        """Whether a write gives what its functional form does, although operands may share memory."""
+        target = args[0]
         storage = storage_of(target)
-        if any(isinstance(a, Tensor) and storage_of(a) == storage for a in args[1:]):
-            return NotImplemented
-        functional.settle()
-        node_args = functional.nodes(args)
-        if known.functional is None:
-            functional.write(target, functional.copied(node_args[0], node_args[1]))
-        else:
-            functional.write_result(target, functional.add(known.functional, node_args, {}))
-        return target
+        sharing = [one for one in args[1:] if isinstance(one, Tensor) and storage_of(one) == storage]
+        if not sharing:
+            return True
+        key = template, *(self._metadata[id(one)] for one in (target, *sharing))
+        if key not in self._apart:
+            self._apart[key] = overlap.obstacle(template.op, [target], (target, *sharing), {}) is None
+        return self._apart[key]
 
     def learn(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Store a template for a call that was recorded with this result."""
@@ -165,58 +159,65 @@ class RepeatedCalls:
             steps.before.append(None)
         if id(op) in PARTS or ops.is_random(op) or not _is_plain((args, tuple(kwargs.values()))):
             return
-        if op is torch.ops.aten._efficientzerotensor.default:  # recorded as zeros
-            return
-        if ops.mutates(op):
-            self._learn_write(op, args, kwargs, result)
-            return
-        key = self._fakes.key(op, args, kwargs)
-        found = self._fakes.recipes(key) if key is not None else None
-        known = self._known.get(key)
-        if steps is not None and isinstance(known, CallTemplate):
-            steps.before[-1] = known
-        if found is None or known is not None:
-            return
-        container, recipes = found
-        parts = [result] if container is Tensor else list(result)
-        if any(recipe.metadata is None for recipe in recipes):
-            return
-        views: tuple[View, ...] = ()
-        aliases = [self._functional.aliases.get(id(part)) for part in parts]
-        if any(alias is None for alias in aliases):
-            return
-        if ops.is_view(op):
-            parent = self._functional.aliases[id(args[0])]
-            # Only one view more than the operand: a view counted from the base (as_strided) has no template.
-            if any(len(alias.chain) != len(parent.chain) + 1 for alias in aliases if alias is not None):
-                return
-            views = tuple(alias.chain[-1] for alias in aliases if alias is not None)
-            if any(op is not view.op and container is Tensor for view in views):
-                return
-        elif any(alias is not None and (alias.chain or alias.tensor is not alias.base.root) for alias in aliases):
-            return
-        known_metadata, ignore_offset = self._metadata, self._fakes.computes(op)
-        given = (
-            described(args, known_metadata, ignore_offset),
-            described(tuple(kwargs.items()), known_metadata, ignore_offset),
-        )
-        template = self._known[key] = CallTemplate(op, *given, container, recipes, views)
-        if steps is not None:
-            steps.before[-1] = template
-        self._latest = self._position_after(template)
-
-    def _learn_write(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        if kwargs or result is not args[0] or torch.Tag.inplace_view in op.tags:
-            return
-        if ops.mutated_arguments(op) != (op._schema.arguments[0].name,) or any(type(a) in (tuple, list) for a in args):
+        if op is aten._efficientzerotensor.default:  # recorded as zeros
             return
         key = self._fakes.key(op, args, kwargs)
         if key is None:
             return
-        if op is torch.ops.aten.copy_.default:
-            self._known[key] = _KnownWrite(None)
-        elif (functional := ops.functional_form(op)) is not None and _takes_alike(op, functional, len(args)):
-            self._known[key] = _KnownWrite(functional)
+        template = self._known.get(key)
+        if template is None:
+            learned = self._learned_write if ops.mutates(op) else self._learned
+            template = learned(key, op, args, kwargs, result)
+            if template is None:
+                return
+            self._known[key] = template
+            self._latest = self._position_after(template)
+        if steps is not None:
+            steps.before[-1] = template
+
+    def _learned(
+        self, key: Hashable, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> CallTemplate | None:
+        """A template for an operator that writes nothing; None if there is none."""
+        found = self._fakes.recipes(key)
+        if found is None:
+            return None
+        container, recipes = found
+        parts = [result] if container is Tensor else list(result)
+        if any(recipe.metadata is None for recipe in recipes):
+            return None
+        views: tuple[View, ...] = ()
+        aliases = [self._functional.aliases.get(id(part)) for part in parts]
+        if any(alias is None for alias in aliases):
+            return None
+        if ops.is_view(op):
+            parent = self._functional.aliases[id(args[0])]
+            # Only one view more than the operand: a view counted from the base (as_strided) has no template.
+            if any(len(alias.chain) != len(parent.chain) + 1 for alias in aliases if alias is not None):
+                return None
+            views = tuple(alias.chain[-1] for alias in aliases if alias is not None)
+            if any(op is not view.op and container is Tensor for view in views):
+                return None
+        elif any(alias is not None and (alias.chain or alias.tensor is not alias.base.root) for alias in aliases):
+            return None
+        return CallTemplate(op, *self._described(op, args, kwargs), container, recipes, views)
+
+    def _learned_write(
+        self, key: Hashable, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> CallTemplate | None:
+        """A template for an operator that writes its first argument and nothing else; None if there is none."""
+        if kwargs or result is not args[0] or torch.Tag.inplace_view in op.tags:
+            return None
+        if ops.mutated_arguments(op) != (op._schema.arguments[0].name,) or any(type(a) in (tuple, list) for a in args):
+            return None
+        functional = ops.functional_form(op)
+        if functional is None or not (op is aten.copy_.default or _takes_alike(op, functional, len(args))):
+            return None
+        return CallTemplate(op, *self._described(op, args, kwargs), functional=functional)
+
+    def _described(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        known, ignore_offset = self._metadata, self._fakes.computes(op)
+        return described(args, known, ignore_offset), described(tuple(kwargs.items()), known, ignore_offset)
 
 
 def _takes_alike(op: OpOverload, functional: OpOverload, given: int) -> bool:

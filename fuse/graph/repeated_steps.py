@@ -6,12 +6,14 @@
 
 In every step, an operand is a value of the same step or of a fixed number of steps before, or one tensor from outside,
 or a ``select`` of one such tensor at places that are evenly spaced. Numbers are equal in all steps, but for the places
-that a ``select`` or ``slice`` of a tensor from outside reads. Linear in the number of operators.
+that a ``select`` or ``slice`` of a tensor from outside reads. A step may write to memory that it made itself: all that
+reads it in this step or a later one then reads the same writes. It may also fill a place of a tensor from outside
+(:mod:`fuse.graph.filled`). Linear in the number of operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse.graph.call_templates import CallTemplate
+from fuse.graph.filled import Filled, filled, filled_by
 from fuse.graph.periods import find_repetitions
 from fuse.graph.short_graphs import STEPS_KEPT, Slot, given
 from fuse.graph.signature import Dispatch
@@ -44,7 +47,7 @@ class RepeatedSteps:
     outside of which each step reads another place. ``selected``: operands that were selected from one tensor before the
     steps. ``carried``: operands that are values of so many steps before, and of outside in the first steps.
     ``outside``: all tensors from outside, by ``id``. ``viewed``: for an operator, the operand from outside that it is a
-    view of.
+    view of. ``filled``: tensors from outside that steps write, of which nothing else is read or written.
     """
 
     start: int
@@ -56,6 +59,7 @@ class RepeatedSteps:
     carried: list[tuple[Slot, int]] = field(default_factory=list)
     outside: dict[int, Tensor] = field(default_factory=dict)
     viewed: dict[int, Slot] = field(default_factory=dict)
+    filled: list[Filled] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -97,10 +101,16 @@ def results_of(call: Dispatch) -> Sequence[Any]:
     return (call.result,) if isinstance(call.result, Tensor) else call.result
 
 
-def _made(calls: Sequence[Dispatch], period: int) -> dict[int, int]:
-    """By ``id`` of a result: number of the operator, and of the result among its results."""
+def _made(calls: Sequence[Dispatch], templates: Sequence[CallTemplate]) -> dict[int, int]:
+    """By ``id`` of a result: number of the operator that made it, and of the result among its results.
+
+    ``templates``: of the operators of a step.
+    """
+    period = len(templates)
     made: dict[int, int] = {}
-    for j in range(period):
+    for j, template in enumerate(templates):
+        if template.functional is not None:  # a write; the tensor was made before
+            continue
         results = [call.result for call in calls[j::period]]
         if isinstance(results[0], Tensor):
             made.update(zip(map(id, results), _numbers(j, period, len(results)), strict=True))
@@ -129,7 +139,10 @@ def _proved(
         return None
     if any(map(_nests, templates)):
         return None
-    made = _made(calls, period)
+    made = _made(calls, templates)
+    places = _places_filled(calls, templates, made)
+    if places is None:
+        return None
     found = RepeatedSteps(start, period, count, made)
     fewest = count
     for j, template in enumerate(templates):
@@ -140,7 +153,14 @@ def _proved(
             fewest = min(fewest, steps)
         if template.views or template.parts is not None:
             fewest = min(fewest, _note_view(found, j, column))
-    return found if fewest == count else _proved(noted, start, period, fewest, part)
+    if fewest < count:
+        return _proved(noted, start, period, fewest, part)
+    for place in places:
+        one = filled(place, calls, period, count)
+        if one is None or found.moving.pop(one.slot, one) is not None:
+            return None
+        found.filled.append(one)
+    return found
 
 
 def _note(
@@ -218,28 +238,69 @@ def _slots(j: int, template: CallTemplate, args: tuple[Any, ...]) -> list[Slot]:
     return alone + items
 
 
+def _roots(calls: Sequence[Dispatch], templates: Sequence[CallTemplate], made: Mapping[int, int]) -> list[int]:
+    """For each operator, the number of the one that makes the memory that it computes, views or writes; -1: outside."""
+    roots: list[int] = []
+    for i, call in enumerate(calls):
+        template = templates[i % len(templates)]
+        if template.views or template.parts is not None or template.functional is not None:
+            maker = made.get(id(call.args[0]))
+            roots.append(-1 if maker is None else roots[place_of(maker)[0]])
+        else:
+            roots.append(i)
+    return roots
+
+
+def _places_filled(
+    calls: Sequence[Dispatch], templates: Sequence[CallTemplate], made: Mapping[int, int]
+) -> list[int] | None:
+    """The operators that select the places which a step fills; None if a step writes to anything else that it did not
+    make."""
+    period, step = len(templates), LEAST_STEPS - 1
+    roots = _roots(calls[: LEAST_STEPS * period], templates, made)
+    places = []
+
+    def maker(tensor: Tensor) -> tuple[int, int] | None:
+        found = made.get(id(tensor))
+        return None if found is None else divmod(place_of(found)[0], period)
+
+    for j, template in enumerate(templates):
+        if template.functional is not None and roots[step * period + j] < step * period:
+            place = filled_by(calls, templates, maker, j, step)
+            if place is None:
+                return None
+            places.append(place)
+    return places
+
+
 def _narrowest(steps: Sequence[Noted], period: int) -> int:
     """The position at which steps begin so that the fewest bytes are carried, and views from outside belong to what
-    follows; it may be negative."""
+    follows; it may be negative. A write stays in the step that made what it writes to."""
     calls = [call for _, call in steps[: (MOST_LAG + 2) * period]]
     templates = [template for template, _ in steps[:period]]
-    made = _made(calls, period)
-    roots: list[int] = []  # of each operator, the one that computes its memory; -1: outside
+    made = _made(calls, templates)
+    roots = _roots(calls, templates, made)
     last: dict[int, int] = {}
+    apart: set[int] = set()
     for i, call in enumerate(calls):
         template = templates[i % period]
-        for slot in _slots(i % period, template, call.args):
-            maker = made.get(id(given(slot, call.args)))
-            if maker is not None and (root := roots[place_of(maker)[0]]) >= 0:
-                last[root] = i
-        viewed = made.get(id(call.args[0])) if template.views or template.parts is not None else i * _MOST_RESULTS
-        operator = -1 if viewed is None else place_of(viewed)[0]
-        roots.append(operator if operator in (-1, i) else roots[operator])
+        makers = [made.get(id(given(slot, call.args))) for slot in _slots(i % period, template, call.args)]
+        operators = [place_of(maker)[0] for maker in makers if maker is not None]
+        last.update((roots[operator], i) for operator in operators)
+        if template.functional is not None:
+            begin = roots[i] if roots[i] >= 0 else min(operators, default=i)
+            apart.update(at % period for at in range(begin + 1, i + 1))
     alive = [0] * period
     for root in range(period):
         if roots[root] == root:
             size = sum(one.numel() * one.itemsize for one in results_of(calls[root]) if isinstance(one, Tensor))
             for at in range(root + 1, last.get(root, root) + 1):
                 alive[at % period] += size
-    cut = min(range(period), key=lambda cut: (alive[cut], cut))
-    return cut - next((n for n in range(period) if roots[period + (cut - 1 - n) % period] >= 0), 0)
+    cut = min(range(period), key=lambda cut: (cut in apart, alive[cut], cut))
+    computing = (roots[period + at] >= 0 or templates[at].functional is not None for at in _back_from(cut, period))
+    return cut - next((n for n, one in enumerate(computing) if one), 0)
+
+
+def _back_from(cut: int, period: int) -> Iterator[int]:
+    """Positions of a step, from the one before ``cut`` backwards."""
+    return ((cut - 1 - n) % period for n in range(period))

@@ -28,7 +28,6 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
-from fuse.devices import without_autocast
 from fuse.errors import CaptureError
 from fuse.graph.control_flow import run_plainly
 from fuse.graph.evaluating import Evaluation, Keys, Varying
@@ -114,7 +113,7 @@ class Reader:
     # ---- for numbers -------------------------------------------------------------------------------------------------
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        with self.aside():
+        with self.functional.fakes.aside():
             return self.functional.emit(op, args, kwargs)
 
     def truth(self, node: Node) -> bool:
@@ -129,7 +128,7 @@ class Reader:
     def tensor(self, node: Node) -> Tensor:
         """A fake tensor for ``node``."""
         held: Tensor = node.meta["val"]
-        with self.aside():
+        with self.functional.fakes.aside():
             tensor = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
         self.functional.own(tensor, node)
         return tensor
@@ -243,7 +242,7 @@ class Reader:
         )
         if any(not _is_plain(part) or part.untyped_storage()._cdata in known for part in parts):
             raise why
-        with self.aside():
+        with self.functional.fakes.aside():
             fakes = [torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device) for p in parts]
         self._sized += zip(fakes, parts, strict=True)
         return fakes[0] if isinstance(found, Tensor) else type(found)(fakes)
@@ -300,7 +299,7 @@ class Reader:
         positions: list[Tensor | None] = [None] * (dims[-1] + 1)
         for dim, one, node in zip(dims, found, nodes, strict=True):
             positions[dim] = self.tensor(node) if is_number(one) else one
-        with self.aside():
+        with self.functional.fakes.aside():
             if not looks_like_view(table, dims, positions):
                 return None
         for one in tensors:
@@ -367,7 +366,7 @@ class Reader:
         return self._node(tensor)
 
     def _node(self, tensor: Tensor) -> Node:
-        with self.aside():
+        with self.functional.fakes.aside():
             return self.functional.value(self._known(tensor))
 
     def _scalar(self, node: Node) -> Node:
@@ -410,12 +409,6 @@ class Reader:
             except Exception as error:  # an error of the operators for these values
                 text = (str(error).splitlines() or [""])[0]
                 raise CaptureError(f"the value read at {user_line()} raises {type(error).__name__}: {text}") from error
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """A context outside of the recording: operators run on fake tensors, and are not recorded."""
-        with _disable_current_modes(), self.fake_mode, torch.no_grad(), without_autocast():
-            yield
 
 
 def _is_plain(part: Any) -> bool:
