@@ -6,7 +6,8 @@
 
 What :mod:`fuse.graph.repeated_steps` finds equal has nodes for the first steps alone. Later results have neither a node
 nor an alias until somebody asks for one: results of the last steps then get a stand-in, as do those that ``stack`` or
-``cat`` collect of all steps. Where any other is asked for, all steps get their nodes.
+``cat`` collect of all steps. Where any other is asked for, all steps get their nodes. A tensor that steps fill
+(:mod:`fuse.graph.filled`) becomes a stack behind them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ reads it in this step or a later one then reads the same writes. It may also fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -297,10 +297,8 @@ def _narrowest(steps: Sequence[Noted], period: int) -> int:
             for at in range(root + 1, last.get(root, root) + 1):
                 alive[at % period] += size
     cut = min(range(period), key=lambda cut: (cut in apart, alive[cut], cut))
-    computing = (roots[period + at] >= 0 or templates[at].functional is not None for at in _back_from(cut, period))
-    return cut - next((n for n, one in enumerate(computing) if one), 0)
-
-
-def _back_from(cut: int, period: int) -> Iterator[int]:
-    """Positions of a step, from the one before ``cut`` backwards."""
-    return ((cut - 1 - n) % period for n in range(period))
+    for n in range(period):
+        at = (cut - 1 - n) % period
+        if roots[period + at] >= 0 or templates[at].functional is not None:
+            return cut - n
+    return cut
