@@ -111,12 +111,19 @@ def value_at(node: Node, dim: int, at: int) -> Node | tuple[Node, int, int]:
     it."""
     rank, extent = node.meta["val"].dim(), node.meta["val"].shape[dim]
     for _ in range(STEPS_KEPT):
-        if node.target is not aten.select_scatter.default or node.args[2] % rank != dim:  # type: ignore[operator]
+        if node.target is not aten.select_scatter.default:
             break
-        if node.args[3] % extent == at:  # type: ignore[operator]
+        before, part, along, place = node.args
+        assert isinstance(before, Node)
+        assert isinstance(part, Node)
+        assert isinstance(along, int)
+        assert isinstance(place, int)
+        if along % rank != dim:
+            break
+        if place % extent == at:
             value = _written(node)
-            return value if _is_piece(value.meta["val"], node.args[1].meta["val"]) else (node, dim, at)  # type: ignore[union-attr]
-        node = node.args[0]  # type: ignore[assignment]
+            return value if _is_piece(value.meta["val"], part.meta["val"]) else (node, dim, at)
+        node = before
     return node, dim, at
 
 

@@ -36,6 +36,7 @@ from fuse.graph.short_graphs import (
     selected,
     stack_of_steps,
 )
+from fuse.graph.strides import contiguous_strides
 
 if TYPE_CHECKING:
     from fuse.graph.functional import Functionalizer
@@ -207,7 +208,7 @@ class Steps:
         start, end = filled.bounds(repeat.count)
         whole = filled.whole
         sharing = [one for one in repeat.outside.values() if self.aliases[id(one)].base is alias.base]
-        plain = not alias.chain and whole.is_contiguous()
+        plain = not alias.chain and whole.stride() == contiguous_strides(whole.shape)
         return plain and len(sharing) == 1 and start + whole.shape[filled.dim] - end <= STEPS_KEPT
 
     def _fill(self, loop: _Loop, filled: Filled, before: Node) -> None:
@@ -230,8 +231,7 @@ class Steps:
 
         others = [left(at) for at in (*range(start), *range(end, whole.shape[filled.dim]))]
         pieces = [*others[:start], *(pieces[::-1] if filled.down else pieces), *others[start:]]
-        args = pieces, filled.dim
-        node = self._stand_in(stack_of_steps, args, base.node.meta["val"], base.node.meta["source"])
+        node = self._stand_in(stack_of_steps, (pieces, filled.dim), base.node.meta["val"], base.node.meta["source"])
         self.filled[node] = loop, whole
         base.node, base.version = node, base.version + loop.left_out
 
