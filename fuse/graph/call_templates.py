@@ -34,7 +34,8 @@ class CallTemplate:
     computes new tensors. ``recipes``: how the results are made. ``views``: for a view operator, the views of the first
     argument that the results are. ``container``: the type that holds several results.
 
-    ``functional``: for an operator that writes its first argument and returns it, its functional form.
+    ``same``: whether the result is the first argument as another tensor object (``detach``). ``functional``: for an
+    operator that writes its first argument and returns it, its functional form.
 
     For ``select`` and ``slice``, ``args`` has the metadata of the first argument only, without its storage offset, and
     ``parts`` maps its whole metadata and the other arguments to recipe and view.
@@ -47,6 +48,7 @@ class CallTemplate:
     recipes: tuple[Recipe, ...] = ()
     views: tuple[View, ...] = ()
     parts: dict[tuple[Any, ...], tuple[Recipe, View]] | None = None
+    same: bool = False
     functional: OpOverload | None = None
     tensors: tuple[int, ...] = field(init=False)
     """Positions of tensor arguments."""
@@ -59,6 +61,11 @@ class CallTemplate:
         self.tensors = tuple(i for i, a in enumerate(self.args) if type(a) is TensorMetadata)
         self.lists = tuple(i for i, a in enumerate(self.args) if type(a) in (tuple, list))
         self.dtype = torch.get_default_dtype()
+
+    @property
+    def is_view(self) -> bool:
+        """Whether results have the memory of the first argument."""
+        return bool(self.views) or self.parts is not None or self.same
 
 
 def fits(template: CallTemplate, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: KnownMetadata) -> bool:

@@ -70,7 +70,8 @@ def _captured(
 ) -> GraphModule:
     def record(plan: Plan) -> GraphModule:
         with prepared(model, args, kwargs) as fake_mode:
-            return Recorder(model, fake_mode, plan, shorten=shorten).run(args, dict(kwargs))
+            recorder = Recorder(model, fake_mode, plan, shorten=shorten)
+            return recorder.short(recorder.run(args, dict(kwargs)))
 
     return settled(record, mutated)
 

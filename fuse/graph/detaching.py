@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.graph.aliases import Alias
+from fuse.graph.short_graphs import STAND_INS
 
 aten = torch.ops.aten
 
@@ -75,6 +76,8 @@ def is_cut_unseen(graph: Graph, aliases: Iterable[Alias], detached: Container[in
 
 def _passes_gradients_on(node: Node) -> bool:
     """Whether the result of ``node`` needs gradients if an operand does."""
+    if node.target in STAND_INS:
+        return True
     if node.op != "call_function" or not isinstance(held := node.meta.get("val"), (Tensor, tuple, list)):
         return False
     if isinstance(held, Tensor) and not (held.is_floating_point() or held.is_complex()):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse.graph.call_templates import CallTemplate
-from fuse.graph.short_graphs import STEPS_KEPT, Slot
+from fuse.graph.short_graphs import STEPS_KEPT
 from fuse.graph.signature import Dispatch
 
 aten = torch.ops.aten
@@ -28,22 +28,15 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Filled:
-    """``whole``, of which operator number ``place`` of a step selects a part of dimension ``dim``, into which the step
-    copies a value that it computes.
+    """``whole``, of which each step selects a part of dimension ``dim``, and copies a value into it that it computes.
 
     ``first``: the place of the first step. ``down``: whether each step fills the place before, not the one behind.
     """
 
     whole: Tensor
-    place: int
     dim: int
     first: int
     down: bool
-
-    @property
-    def slot(self) -> Slot:
-        """The operand ``whole``."""
-        return Slot(self.place, 0)
 
     def bounds(self, count: int) -> tuple[int, int]:
         """The first place that ``count`` steps fill, and the one behind the last."""
@@ -56,11 +49,12 @@ def filled_by(
     maker: Callable[[Tensor], tuple[int, int] | None],
     write: int,
     step: int,
-) -> int | None:
-    """The operator that selects the place which operator number ``write`` fills in ``step``; None if this is no such
+) -> list[int] | None:
+    """The operators that select the place which operator number ``write`` fills in ``step``; None if this is no such
     write.
 
-    ``maker``: step and number of the operator that made a tensor.
+    The first selects what is written. Nothing reads what the others select: autograd makes such views of what was
+    written. ``maker``: step and number of the operator that made a tensor.
     """
     period = len(templates)
     typical = calls[step * period : (step + 1) * period]
@@ -78,9 +72,10 @@ def filled_by(
     if made is None or made[0] != step or not _is_piece(source, target):
         return None
     reads = [(j, one) for j, call in enumerate(typical) for one in _tensors(call.args)]
-    places = [j for j, one in reads if (found := maker(one)) is not None and found[1] == place]
-    wholes = [j for j, one in reads if one is view.args[0]]
-    return place if places == [write] and wholes == [place] else None
+    idle = [j for j, one in reads if one is view.args[0] and j != place]
+    readers = [(found[1], j) for j, one in reads if (found := maker(one)) is not None and found[1] in (place, *idle)]
+    plain = all(templates[j].op is aten.select.int for j in idle)
+    return [place, *idle] if plain and readers == [(place, write)] else None
 
 
 def filled(place: int, calls: Sequence[Dispatch], period: int, count: int) -> Filled | None:
@@ -93,7 +88,7 @@ def filled(place: int, calls: Sequence[Dispatch], period: int, count: int) -> Fi
     if second - first not in (1, -1) or (first < 0) != (last < 0):
         return None
     dim %= whole.dim()
-    return Filled(whole, place, dim, first % whole.shape[dim], second < first)
+    return Filled(whole, dim, first % whole.shape[dim], second < first)
 
 
 def values_filled(node: Node, count: int) -> list[Node]:

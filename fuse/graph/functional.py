@@ -179,6 +179,10 @@ class Functionalizer:
                 node = self.copied(*args[:2]) if copies else self.add(template.functional, tuple(args), {})
                 self.write_result(result, node)
                 continue
+            if template.same:
+                origin, node = aliases[id(given[0])], args[0]
+                aliases[id(result)] = Alias(result, origin.base, origin.chain, node, origin.base.version, node)
+                continue
             kwargs = self.nodes(dict(given_kwargs)) if given_kwargs else {}
             if template.views or template.parts is not None:
                 parent = aliases[id(given[0])]
@@ -270,7 +274,7 @@ class Functionalizer:
             self.own(result, emit())
             return
         parent = self.aliases[id(origin)]
-        if op in _SAME_METADATA:
+        if op in SAME_METADATA:
             self._add_view(parent, (), result, self.value(origin))
             return
         if op is aten.as_strided.default:
@@ -564,7 +568,7 @@ _SCATTERS: dict[OpOverload, OpOverload] = {
     aten.as_strided.default: aten.as_strided_scatter.default,
 }
 _OF_LAYOUTS = frozenset({aten.is_same_size.default, aten._has_same_storage_numel.default})
-_SAME_METADATA = frozenset({aten.alias.default, aten.detach.default})  # another tensor object, nothing else
+SAME_METADATA = frozenset({aten.alias.default, aten.detach.default})  # another tensor object, nothing else
 _RESHAPES = frozenset(
     {
         aten.view.default,

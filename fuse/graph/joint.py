@@ -37,6 +37,7 @@ from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import recomputed
 from fuse.graph.recorder import Recorder
 from fuse.graph.result_structure import flatten_result
+from fuse.graph.short_graphs import StepsNeeded
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
 from fuse.graph.sources import user_line
 from fuse.graph.strides import contiguous_strides, is_dense
@@ -94,10 +95,13 @@ def capture_joint(
     kwargs: Mapping[str, Any] | None = None,
     mutated: Sequence[Attribute] = (),
     differentiate: Differentiate | None = None,
+    *,
+    shorten: bool = False,
 ) -> Joint:
     """The functional graphs of ``model(*args, **kwargs)`` and of its gradients.
 
-    ``differentiate`` is tried first. ``mutated`` is as in :func:`fuse.graph.capture.capture`.
+    ``differentiate`` is tried first; if ``shorten``, on a graph of which most steps of long loops may be left out
+    (:mod:`fuse.graph.short_graphs`). ``mutated`` is as in :func:`fuse.graph.capture.capture`.
 
     Raises:
         CaptureError: as :func:`fuse.graph.capture.capture`, and if gradients have an effect that a graph cannot
@@ -113,9 +117,15 @@ def capture_joint(
 
     def record(plan: Plan) -> Joint:
         with prepared(model, args, kwargs or {}) as fake_mode:
-            return JointRecorder(model, fake_mode, plan).joint(args, dict(kwargs or {}), differentiate)
+            recorder = JointRecorder(model, fake_mode, plan, shorten=shorten)
+            return recorder.joint(args, dict(kwargs or {}), differentiate)
 
     return settled(record, mutated)
+
+
+def _autograd_facts(tensor: Tensor) -> tuple[bool, bool, bool]:
+    """What autograd and hooks make of a tensor."""
+    return tensor.requires_grad, tensor.retains_grad, bool(tensor._backward_hooks)
 
 
 class JointRecorder(Recorder):
@@ -123,8 +133,8 @@ class JointRecorder(Recorder):
 
     gradients = True
 
-    def __init__(self, model: nn.Module, fake_mode: Any, plan: Plan) -> None:
-        super().__init__(model, fake_mode, plan)
+    def __init__(self, model: nn.Module, fake_mode: Any, plan: Plan, *, shorten: bool = False) -> None:
+        super().__init__(model, fake_mode, plan, shorten=shorten)
         self.leaves: list[Any] = []
         self.lines: dict[int, str] = {}  # sequence number of an autograd node -> the user's line
         self.detached: dict[int, Tensor] = {}
@@ -133,6 +143,9 @@ class JointRecorder(Recorder):
 
     def joint(self, args: tuple[Any, ...], kwargs: dict[str, Any], differentiate: Differentiate | None = None) -> Joint:
         forward = self.run(args, kwargs)
+        steps = self.functional.steps
+        if steps is not None and not steps.are_alike(_autograd_facts):
+            self._put_back(forward)
         self._refuse_effects(forward)
         outputs: tuple[OutputSpec, ...] = forward.meta["signature"].outputs
         requires_grad = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and self._needs_gradient(i)]
@@ -143,19 +156,22 @@ class JointRecorder(Recorder):
         if requires_grad and not inputs:
             raise CaptureError("the result needs gradients of a new tensor only; a graph cannot hold that")
         if not requires_grad:
+            self._put_back(forward)
             return Joint(forward, detached=detached)
         eagers = self._why_eagers()
         if differentiate is not None:
-            for alias in self.functional.aliases.values():
-                # Autograd detaches what it saves; a tensor that was written may hold another value by now.
-                if id(alias.tensor) in self.detached or alias.made in self.functional.written:
-                    continue
-                needs = alias.made.meta.get("needs_gradient", False)
-                alias.made.meta["needs_gradient"] = needs or alias.tensor.requires_grad
-            views = tuple(map(self._views, self.leaves))
-            recorded = Recorded(forward, views, frozenset(requires_grad), detached, eagers)
-            if found_joint := differentiate(recorded):
+            try:
+                recorded = self._recorded(forward, requires_grad, detached, eagers)
+                found_joint = differentiate(recorded)
+            except StepsNeeded:
+                self._put_back(forward)
+                recorded = self._recorded(forward, requires_grad, detached, eagers)
+                found_joint = differentiate(recorded)
+            if found_joint is not None:
                 return found_joint
+            if "ledger" in recorded.forward.meta:
+                forward.meta["ledger"] = recorded.forward.meta["ledger"]
+        self._put_back(forward)
         count = len(self.dispatches)
         output = forward.graph.output_node()
         tangents = {i: self._tangent(i) for i in requires_grad}
@@ -267,6 +283,24 @@ class JointRecorder(Recorder):
             for fake, real, one, other in pairs
         ]
 
+    def _recorded(
+        self, forward: GraphModule, requires_grad: Sequence[int], detached: frozenset[int], eagers: str | None
+    ) -> Recorded:
+        for alias in self.functional.aliases.values():
+            # Autograd detaches what it saves; a tensor that was written may hold another value by now.
+            if id(alias.tensor) in self.detached or alias.made in self.functional.written:
+                continue
+            needs = alias.made.meta.get("needs_gradient", False)
+            alias.made.meta["needs_gradient"] = needs or alias.tensor.requires_grad
+        views = tuple(map(self._views, self.leaves))
+        return Recorded(self.short(forward), views, frozenset(requires_grad), detached, eagers)
+
+    def _put_back(self, forward: GraphModule) -> None:
+        """Put steps that were left out into the recorded graph."""
+        if self.functional.steps is not None:
+            self.functional.whole()
+            forward.recompile()
+
     def _without_freed(self, forward: GraphModule, requires_grad: Sequence[int]) -> list[int]:
         """The results among ``requires_grad`` that still have gradients; the signature notes the others."""
         signature = forward.meta["signature"]
@@ -321,7 +355,7 @@ class JointRecorder(Recorder):
         Autograd then makes those views again by strides; those of fake tensors are made by their operators, on the new
         shape.
         """
-        self.functional.settle()
+        self.functional.whole()
         own = self.functional.aliases.get(id(tensor))
         same = (alias.tensor for alias in self.functional.aliases.values() if own is None or alias.base is own.base)
         if tensor._is_view() or any(other._base is tensor for other in same):

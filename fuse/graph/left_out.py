@@ -12,7 +12,7 @@ nor an alias until somebody asks for one: results of the last steps then get a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -262,7 +262,7 @@ class Steps:
             return
         loop, last = place.loop, place.loop.repeat.count - 1
         alike = place.at(place.step - loop.left_out)
-        if place.step <= last - LAST_STEPS or loop.known[id(alike)].chain:
+        if place.step <= last - LAST_STEPS or not _is_whole(loop.known[id(alike)]):
             self.functional.whole()
             return
         tensor, value, version = place.at(place.step), loop.then(alike), loop.known[id(alike)].base.version
@@ -296,7 +296,7 @@ class Steps:
         end = place.loop.repeat.count
         like = place.at(STEPS_KEPT - 1)
         then, now = place.loop.known[id(like)], self.aliases[id(like)].base.version
-        if then.chain and not then.version == then.base.version == now:  # views of what was written since
+        if not _is_whole(then) and not then.version == then.base.version == now:  # views of what was written since
             return 0
         if any(self.aliases[key].base.node is not stand_in for key, stand_in in self.closings.items()):
             return 0
@@ -304,6 +304,17 @@ class Steps:
         if place.step != steps[0] or at + count > len(tensors):
             return 0
         return count if all(place.at(k) is tensors[at + n] for n, k in enumerate(steps)) else 0
+
+    def are_alike(self, fact: Callable[[Tensor], object]) -> bool:
+        """Whether a fact holds of results that were left out as it holds of those of the last step at hand."""
+        for loop in self.loops:
+            period, calls = loop.repeat.period, loop.noted
+            for j in range(period):
+                typical = [fact(one) for one in results_of(calls[(STEPS_KEPT - 1) * period + j][1])]
+                for _, call in calls[STEPS_KEPT * period + j :: period]:
+                    if [fact(one) for one in results_of(call)] != typical:
+                        return False
+        return True
 
     # ---- putting them back -------------------------------------------------------------------------------------------
 
@@ -370,6 +381,11 @@ class Steps:
         op = next(op for op, stand_in in COLLECTORS.items() if stand_in is short.target)
         append = Appender(self.functional.graph, short)
         return append(op, (pieces, *short.args[1:]), dict(short.kwargs), short.meta["val"], short.meta["source"])
+
+
+def _is_whole(alias: Alias) -> bool:
+    """Whether the tensor is the first of its memory, not a view of another or the same as another."""
+    return alias.tensor is alias.base.root
 
 
 def replaced(args: list[Any], instead: Sequence[tuple[Slot, Node]]) -> list[Any]:

@@ -502,8 +502,12 @@ class Recorder(TorchDispatchMode):
             self.context,
             self.inference.is_whole(),
         )
+        return module
+
+    def short(self, graph: GraphModule) -> GraphModule:
+        """The recorded ``graph`` for passes; a copy with stand-ins if steps were left out."""
         steps = self.functional.steps
-        return shortened(module, self.functional.whole) if steps is not None and steps.loops else module
+        return shortened(graph, self.functional.whole) if steps is not None and steps.loops else graph
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from fuse.graph import overlap
 from fuse.graph.aliases import View, storage_of
 from fuse.graph.call_templates import CallTemplate, described, fits
 from fuse.graph.fakes import CONSTANTS, PARTS, FakeRunner, Recipe, is_recording
-from fuse.graph.functional import Functionalizer
+from fuse.graph.functional import SAME_METADATA, Functionalizer
 from fuse.graph.signature import Dispatch
 
 aten = torch.ops.aten
@@ -190,7 +190,8 @@ class RepeatedCalls:
         aliases = [self._functional.aliases.get(id(part)) for part in parts]
         if any(alias is None for alias in aliases):
             return None
-        if ops.is_view(op):
+        same = op in SAME_METADATA
+        if ops.is_view(op) and not same:
             parent = self._functional.aliases[id(args[0])]
             # Only one view more than the operand: a view counted from the base (as_strided) has no template.
             if any(len(alias.chain) != len(parent.chain) + 1 for alias in aliases if alias is not None):
@@ -198,9 +199,11 @@ class RepeatedCalls:
             views = tuple(alias.chain[-1] for alias in aliases if alias is not None)
             if any(op is not view.op and container is Tensor for view in views):
                 return None
-        elif any(alias is not None and (alias.chain or alias.tensor is not alias.base.root) for alias in aliases):
+        elif not same and any(
+            alias is not None and (alias.chain or alias.tensor is not alias.base.root) for alias in aliases
+        ):
             return None
-        return CallTemplate(op, *self._described(op, args, kwargs), container, recipes, views)
+        return CallTemplate(op, *self._described(op, args, kwargs), container, recipes, views, same=same)
 
     def _learned_write(
         self, key: Hashable, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any

@@ -151,13 +151,13 @@ def _proved(
             if (steps := _note(found, slot, column, part)) is None:
                 return None
             fewest = min(fewest, steps)
-        if template.views or template.parts is not None:
+        if template.is_view:
             fewest = min(fewest, _note_view(found, j, column))
     if fewest < count:
         return _proved(noted, start, period, fewest, part)
-    for place in places:
+    for place, *idle in places:
         one = filled(place, calls, period, count)
-        if one is None or found.moving.pop(one.slot, one) is not None:
+        if one is None or any(found.moving.pop(Slot(j, 0), one) is not None for j in (place, *idle)):
             return None
         found.filled.append(one)
     return found
@@ -243,7 +243,7 @@ def _roots(calls: Sequence[Dispatch], templates: Sequence[CallTemplate], made: M
     roots: list[int] = []
     for i, call in enumerate(calls):
         template = templates[i % len(templates)]
-        if template.views or template.parts is not None or template.functional is not None:
+        if template.is_view or template.functional is not None:
             maker = made.get(id(call.args[0]))
             roots.append(-1 if maker is None else roots[place_of(maker)[0]])
         else:
@@ -253,8 +253,8 @@ def _roots(calls: Sequence[Dispatch], templates: Sequence[CallTemplate], made: M
 
 def _places_filled(
     calls: Sequence[Dispatch], templates: Sequence[CallTemplate], made: Mapping[int, int]
-) -> list[int] | None:
-    """The operators that select the places which a step fills; None if a step writes to anything else that it did not
+) -> list[list[int]] | None:
+    """The operators that select each place which a step fills; None if a step writes to anything else that it did not
     make."""
     period, step = len(templates), LEAST_STEPS - 1
     roots = _roots(calls[: LEAST_STEPS * period], templates, made)

@@ -246,7 +246,7 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
     if maker.frozen:
         raise FuseError("the call needs gradients, but the weights are frozen")
     by_loop = by_loops(maker.passes, maker.fuel)
-    found = capture_joint(maker.model, call.args, call.kwargs, maker.kept, by_loop)
+    found = capture_joint(maker.model, call.args, call.kwargs, maker.kept, by_loop, shorten=_may_shorten(maker))
     _decline(without_kernels(found.forward))
 
     def rewritten(graph: GraphModule) -> None:
@@ -261,7 +261,7 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
 
 def captured(maker: Maker, call: ModelCall) -> GraphModule:
     """The call, captured and rewritten; most steps of long loops are captured only where they do not become a loop."""
-    if maker.fuel is None and _rolls_first(maker.passes):
+    if _may_shorten(maker):
         graph = capture_short(maker.model, call.args, call.kwargs, maker.kept)
     else:
         graph = capture(maker.model, call.args, call.kwargs, maker.kept)
@@ -273,11 +273,11 @@ def captured(maker: Maker, call: ModelCall) -> GraphModule:
         return _prepared(maker, whole_graph(short))
 
 
-def _rolls_first(passes: Sequence[str] | None) -> bool:
+def _may_shorten(maker: Maker) -> bool:
     """Whether loops are rolled, and passes of others run behind that: they need not know of steps that are left out."""
-    chosen = registry.select(passes)
+    chosen = registry.select(maker.passes)
     before = list(takewhile(lambda info: info.name != roll_whole_loops.__name__, chosen))
-    return len(before) < len(chosen) and all(info.origin.startswith("fuse.") for info in before)
+    return maker.fuel is None and len(before) < len(chosen) and all(info.origin.startswith("fuse.") for info in before)
 
 
 def _prepared(maker: Maker, graph: GraphModule) -> GraphModule:
