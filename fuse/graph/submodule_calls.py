@@ -40,7 +40,7 @@ def runs_by_itself(model: nn.Module, path: str) -> bool:
     cls = type(module)
     if isinstance(module, torch.jit.ScriptModule) or cls.forward is nn.Module.forward or not is_plainly_called(module):
         return False
-    if any("__call__" in class_dict(one) for one in mro(cls) if one not in (nn.Module, object)):
+    if has_own_call(module):
         return False
     inside = {id(one) for one in module.modules()}
     others = [one for one in model.modules() if id(one) not in inside]
@@ -57,6 +57,11 @@ def is_plainly_called(module: nn.Module) -> bool:
     """Whether calling ``module`` runs the ``forward`` of its class and nothing else."""
     hooked = any(getattr(module, hooks) for hooks in HOOKS)
     return not hooked and "forward" not in module.__dict__ and module._compiled_call_impl is None
+
+
+def has_own_call(module: nn.Module) -> bool:
+    """Whether the class of ``module`` has a ``__call__`` of its own."""
+    return any("__call__" in class_dict(one) for one in mro(type(module)) if one not in (nn.Module, object))
 
 
 def _memory(module: nn.Module) -> Iterator[int]:
@@ -136,20 +141,29 @@ class ReplacedForward:
 
 
 @contextlib.contextmanager
+def undiverted(module: nn.Module) -> Iterator[None]:
+    """A context within a handler in which this thread's calls of ``module`` run the ``forward`` of its class."""
+    handlers = _handlers.by_module
+    _handlers.by_module = {key: handler for key, handler in handlers.items() if key != id(module)}
+    try:
+        yield
+    finally:
+        _handlers.by_module = handlers
+
+
+@contextlib.contextmanager
 def own_forward(module: nn.Module) -> Iterator[bool]:
     """A context within a handler in which ``module.forward`` is the class's again.
 
     Yields whether it is: not if another thread has replaced it, too.
     """
-    handlers = _handlers.by_module
     with _lock:
         alone = _replacements.get(id(module)) == 1
         replacement = module.__dict__.pop("forward") if alone else None
-    _handlers.by_module = {key: handler for key, handler in handlers.items() if key != id(module)}
     try:
-        yield alone
+        with undiverted(module):
+            yield alone
     finally:
-        _handlers.by_module = handlers
         with _lock:
             if alone and id(module) in _replacements:
                 module.__dict__["forward"] = replacement

@@ -19,6 +19,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -36,14 +37,22 @@ from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.differentiable import TWICE
 from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
-from fuse.runtime.guards import flatten, modes, overlaps
+from fuse.runtime.guards import flatten, function_modes, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
 from fuse.runtime.making import Maker, ModelCall, make
+from fuse.runtime.methods import Method, Methods
 from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.parts import LazyRun, Parts
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.reaching import further_call, made_up
-from fuse.runtime.refusals import ANOMALIES, anomalies_sought, refused_call, refused_model
+from fuse.runtime.refusals import (
+    ANOMALIES,
+    active_modes,
+    anomalies_sought,
+    dispatch_modes,
+    refused_call,
+    refused_model,
+)
 from fuse.runtime.specialised import Missed
 from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.states import (
@@ -97,6 +106,7 @@ class Engine:
         self._lock = ForkedLock()
         self._maker = Maker(model, freeze, passes, fuel, self._lock, quiet=quiet)
         self._parts = Parts(model, self._of_part, self._lock)
+        self._methods = Methods(model, self.call, None if freeze else self._parts, self._observe_method, self._lock)
         self._new_sizes = NewSizes(self._maker, dynamic_shapes)
         self._kinds = KindsOfCalls()
         self._observed: Observed | None = None
@@ -107,6 +117,8 @@ class Engine:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of ``model(*args, **kwargs)``."""
+        if (function_modes() or dispatch_modes()) and (reason := active_modes()) is not None:
+            return self.eager(args, kwargs, reason)
         likely = self._usual
         if likely is not None and likely.states is self._states:
             tensors = likely.tensors(args, kwargs)
@@ -216,6 +228,18 @@ class Engine:
             return None
         message = without_numbers(str(error).partition("\n")[0])  # which matrix it was is no reason to warn again
         return Fallback(self._maker.name, "", f"an operator raised {type(error).__name__}: {message}")
+
+    def method(self, value: Any) -> Any:
+        """An attribute of the model; if it is a method, one in which the modules that it calls run fused."""
+        return Method(value, self._call_method) if self._methods.serves(value) else value
+
+    def _call_method(self, method: MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, spec = flatten(args, kwargs)
+        return self._methods.call(method, args, kwargs, (key_of_call(leaves, spec), modes(), self.model.training))
+
+    def _observe_method(self, name: str, runs: tuple[LazyRun, ...]) -> None:
+        reason = f"{name} is a method: the modules that it calls run fused, the code between them eager"
+        self._observed = Fallback(self._maker.name, "", reason), runs
 
     def last_run(self) -> LastRun | None:
         """The run of the last finished call, or None before the first."""
@@ -471,7 +495,7 @@ class Engine:
         """As :meth:`eager`, but that submodules run fused where they can."""
         assert reason is not None
         self._maker.warn(f"{self._maker.name} runs eager: {reason.reason}")
-        result, runs = self._parts.run(args, kwargs, kind)
+        result, runs = self._parts.run(self.model, args, kwargs, kind)
         self._observed = reason, runs
         return result
 

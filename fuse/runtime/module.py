@@ -9,7 +9,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
@@ -19,12 +18,9 @@ from fuse.graph.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import HOOKS
 from fuse.rewrite import registry
 from fuse.runtime.engine import Engine
-from fuse.runtime.guards import function_modes
-from fuse.runtime.refusals import active_modes
+from fuse.runtime.refusals import is_traced
 from fuse.runtime.variants import Compiled, LastRun
 
-_tracing: Callable[[], object] = torch._C._get_tracing_state
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
@@ -91,19 +87,15 @@ class Fused(nn.Module):
         self.__dict__["_hooks"] = [*(self.__dict__[name] for name in HOOKS), *GLOBAL_HOOKS]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or any(self.__dict__["_hooks"]) or _tracing():
+        if is_compiling() or any(self.__dict__["_hooks"]) or is_traced():
             return super().__call__(*args, **kwargs)
-        if function_modes() or _dispatch_modes():
-            return self.forward(*args, **kwargs)
         engine: Engine = self.__dict__["_engine"]
         return engine.call(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         engine: Engine = self.__dict__["_engine"]
-        if is_compiling() or _tracing():  # torch.compile and torch.jit.trace record the model's own operators
+        if is_compiling() or is_traced():  # torch.compile and torch.jit.trace record the model's own operators
             return engine.model(*args, **kwargs)
-        if (function_modes() or _dispatch_modes()) and (reason := active_modes()) is not None:
-            return engine.eager(args, kwargs, reason)
         return engine.call(args, kwargs)
 
     @property
@@ -127,7 +119,8 @@ class Fused(nn.Module):
     # ---- everything else is the model's ----------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_engine"].model, name)
+        engine: Engine = self.__dict__["_engine"]
+        return engine.method(getattr(engine.model, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "__class__":

@@ -72,18 +72,23 @@ class Parts:
         self._watched: WeakSet[object] = WeakSet()
         self._lock = lock
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: object) -> tuple[Any, tuple[LazyRun, ...]]:
-        """The result of a call of the model, and for each call of a part a function that returns its launches.
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kind: object
+    ) -> tuple[Any, tuple[LazyRun, ...]]:
+        """The result of ``function``, the model or a method of it, and for each call of a part a function that returns
+        its launches.
 
         ``kind`` is equal for calls that do the same. While one thread makes such a call, calls of other threads run
         eager.
         """
         with self._lock.without_waiting() as free:
             if free:
-                return self._run(args, kwargs, kind)
-        return self.model(*args, **kwargs), ()
+                return self._run(function, args, kwargs, kind)
+        return function(*args, **kwargs), ()
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: object) -> tuple[Any, tuple[LazyRun, ...]]:
+    def _run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kind: object
+    ) -> tuple[Any, tuple[LazyRun, ...]]:
         if self._parts is None:
             self._parts = {
                 path: self._part(path) for path in paths_of_parts(self.model) if runs_by_itself(self.model, path)
@@ -93,12 +98,12 @@ class Parts:
                 del self._parts[path]
         usable = [path for path, part in self._parts.items() if is_plainly_called(part.module)]
         if not usable or any(GLOBAL_HOOKS):  # a part would call these hooks twice
-            return self.model(*args, **kwargs), ()
+            return function(*args, **kwargs), ()
         launched: list[LazyRun] = []
         with _Seeing(copies=kind not in self._watched) as seeing:
             called = partial(self._call, kind, seeing, launched)
             with diverted(self.model, usable, called):
-                result = self.model(*args, **kwargs)
+                result = function(*args, **kwargs)
         for path in list(self._parts) if seeing.differentiated else seeing.changed():
             self._parts.pop(path, None)
         self._watched.add(kind)

@@ -18,6 +18,10 @@ from fuse.devices import has_kernels
 from fuse.graph.object_contents import base_of, memory_kinds
 from fuse.runtime.steps import Fallback
 
+is_traced: Callable[[], object] = torch._C._get_tracing_state
+"""Whether ``torch.jit.trace`` records this thread's operators."""
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""Number of active dispatch modes."""
 anomalies_sought: Callable[[], bool] = torch.is_anomaly_enabled
 ANOMALIES = Fallback("", "", "torch.autograd.detect_anomaly is on, which names the operator whose gradient is NaN")
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
@@ -50,12 +54,17 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
 def active_modes() -> Fallback | None:
     """The reason why a call runs eager within the modes of ``torch.overrides`` and of ``torch.utils._python_dispatch``
     that are active, or None. Such modes count, log or change the operators of eager."""
-    functions = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+    functions = [mode for mode in _get_current_function_mode_stack() if not _is_recorded(mode)]
     dispatches = _get_current_dispatch_mode_stack()
     if any(isinstance(mode, FakeTensorMode) for mode in dispatches):  # a capture, or a call with tensors without data
         return None
     names = ", ".join(dict.fromkeys(type(mode).__name__ for mode in (*functions, *dispatches)))
     return Fallback("", "", f"a mode that has to see each operator is active ({names})") if names else None
+
+
+def _is_recorded(mode: object) -> bool:
+    """Whether a capture follows this mode: a default device, or a mode of fuse, such as one that narrows dtypes."""
+    return isinstance(mode, DeviceContext) or type(mode).__module__.startswith("fuse.")
 
 
 def refused_model(model: nn.Module, tensors: Iterable[Tensor]) -> Fallback | None:
