@@ -6,6 +6,8 @@ Import it as ``fuse.passes``: from the repository's root ``import passes`` would
 from fuse.passes import assemble_in_place as assemble_in_place
 from fuse.passes import broadcast_starts as broadcast_starts
 from fuse.passes import channels_last as channels_last
+from fuse.passes import checks_together as checks_together
+from fuse.passes import classes_by_argmax as classes_by_argmax
 from fuse.passes import collect_writes as collect_writes
 from fuse.passes import common_subexpressions as common_subexpressions
 from fuse.passes import constant_folding as constant_folding

@@ -29,6 +29,7 @@ aten = torch.ops.aten
 OF_A_LAYOUT = frozenset(
     {
         aten.bernoulli.p,
+        aten.exponential.default,
         aten.rand.default,
         aten.rand_like.default,
         aten.randn.default,
