@@ -67,7 +67,9 @@ def holds(condition: object) -> bool:
     classes = number_of_classes(value)
     if classes is None:
         return False
-    return bound <= 0 if condition.target is aten.ge.Scalar else bound >= classes  # type: ignore[operator]
+    if not isinstance(bound, int):
+        return False
+    return bound <= 0 if condition.target is aten.ge.Scalar else bound >= classes
 
 
 def number_of_classes(value: object) -> int | None:

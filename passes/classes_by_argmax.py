@@ -7,7 +7,8 @@
 This is what the library does for one sample: the numbers, and the state of the generator afterwards, are the same. The
 exponential numbers are drawn before the loop (``draw_ahead``), and a kernel computes the rest. The assertion stands for
 the library's error; where it fails, the call runs again in eager mode. Declined for several samples from one row, a
-generator of the caller's, and probabilities that are not contiguous.
+generator of the caller's, probabilities that are not contiguous, and where other draws in between depend on values, so
+that nothing can be drawn before the loop.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuse import ops
+from fuse.graph.seeding import OF_A_LAYOUT
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass
@@ -34,12 +37,12 @@ def classes_by_argmax(graph: GraphModule) -> Iterator[Verdict]:
     """Draw the classes of a loop's steps with random numbers that depend on sizes alone."""
     by_line: dict[tuple[str, torch.Size], list[Node]] = {}
     for draw in graph.graph.find_nodes(op="call_function", target=aten.multinomial.default):
-        probabilities: Tensor = draw.args[0].meta["val"]  # type: ignore[union-attr]  # as the schema says
-        by_line.setdefault((draw.meta.get("source", ""), probabilities.shape), []).append(draw)
+        shape = draw.args[0].meta["val"].shape  # type: ignore[union-attr]  # as the schema says
+        by_line.setdefault((draw.meta.get("source", ""), shape), []).append(draw)
     for draws in by_line.values():
         if len(draws) < LEAST_STEPS:
             continue
-        if reason := next(filter(None, map(obstacle, draws)), None):
+        if reason := next(filter(None, map(obstacle, draws)), None) or among_others(draws):
             yield declined(draws[0], reason)
         else:
             yield rewrite(draws[0], draw_by_argmax, draws)
@@ -54,6 +57,16 @@ def obstacle(draw: Node) -> str | None:
         return "a generator of the caller's draws"
     if not probabilities.is_contiguous() or not probabilities.numel():
         return "the probabilities are not contiguous, or there are none"
+    return None
+
+
+def among_others(draws: list[Node]) -> str | None:
+    """Why the numbers cannot be drawn before the first of ``draws``, or None."""
+    node, last = draws[0], draws[-1]
+    while node is not last:
+        if ops.is_random(node.target) and node.target not in (aten.multinomial.default, *OF_A_LAYOUT):
+            return "draws in between depend on values"
+        node = node.next
     return None
 
 
