@@ -37,7 +37,7 @@ def classes_by_argmax(graph: GraphModule) -> Iterator[Verdict]:
     """Draw the classes of a loop's steps with random numbers that depend on sizes alone."""
     by_line: dict[tuple[str, torch.Size], list[Node]] = {}
     for draw in graph.graph.find_nodes(op="call_function", target=aten.multinomial.default):
-        shape = draw.args[0].meta["val"].shape  # type: ignore[union-attr]  # as the schema says
+        shape = draw.args[0].meta["val"].shape
         by_line.setdefault((draw.meta.get("source", ""), shape), []).append(draw)
     for draws in by_line.values():
         if len(draws) < LEAST_STEPS:
