@@ -5,6 +5,7 @@ Import it as ``fuse.passes``: from the repository's root ``import passes`` would
 
 from fuse.passes import assemble_in_place as assemble_in_place
 from fuse.passes import broadcast_starts as broadcast_starts
+from fuse.passes import cats_at_once as cats_at_once
 from fuse.passes import channels_last as channels_last
 from fuse.passes import checks_together as checks_together
 from fuse.passes import classes_by_argmax as classes_by_argmax
