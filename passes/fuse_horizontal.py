@@ -5,7 +5,8 @@
                                         loop over k's elements
 
 The kernels must not depend on one another (equal depth, see :mod:`fuse.rewrite.partition`). They must also be small: a
-kernel that runs longer than a launch takes gains nothing. Every loop nest keeps its own shape.
+kernel that runs longer than a launch takes gains nothing. Many kernels share several launches, so that compilers stay
+fast; equal functions are compiled once. Every loop nest keeps its own shape.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from fuse.rewrite.verdict import Verdict
 MAX_BYTES = 4 * 2**20
 """The most bytes that a small kernel reads and writes: beyond, work outweighs a launch on any device."""
 
-MAX_TOGETHER = 64
-"""The most kernels merged into one, which bounds the size of a function."""
+MAX_OPERATORS = 96
+"""The most operators merged into one kernel: compilers take time by the square of a function's size."""
+
+OPERATORS_PER_REDUCTION = 4
+"""The operators that a reduction counts for: it has loops of its own."""
 
 
 @register_pass(stage="finish", after="loop_ends")
@@ -40,11 +44,24 @@ def fuse_horizontal(graph: GraphModule) -> Iterator[Verdict]:
         if group.facts is not None:
             levels.setdefault(group.depth, []).append(group)
     for level in levels.values():
-        for start in range(0, len(level), MAX_TOGETHER):
-            together = level[start : start + MAX_TOGETHER]
+        for together in functions(level):
             members = sorted(m for group in together for m in group.members)
             yield from fuse_members(graph, members, together[0].facts or Domain(0, None, False, 0))
     regions.sort(graph.graph)
+
+
+def functions(level: list[Group[Domain]]) -> Iterator[list[Group[Domain]]]:
+    """Consecutive kernels that one function may hold."""
+    together: list[Group[Domain]] = []
+    operators = 0
+    for group in level:
+        more = 0 if group.facts is None else group.facts.size + OPERATORS_PER_REDUCTION * group.facts.reductions
+        if together and operators + more > MAX_OPERATORS:
+            yield together
+            together, operators = [], 0
+        together.append(group)
+        operators += more
+    yield together
 
 
 def small_kernel(node: Node) -> Domain | None:

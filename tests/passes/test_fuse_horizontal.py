@@ -48,3 +48,22 @@ def test_kernels_that_wait_for_one_another_stay(model):
 def test_large_kernels_stay_apart():
     large = torch.ones(1200, 1000)
     assert_fuses(Independent(), large, Y, launches=2, fired={"fuse_horizontal": 0})
+
+
+class Many(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        return [(x + i).tanh().exp() for i in range(self.count)]
+
+
+class ManyNorms(Many):
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        return [(x + i).softmax(-1) for i in range(self.count)]
+
+
+@pytest.mark.parametrize(("model", "count", "launches"), [(Many, 32, 1), (Many, 33, 2), (ManyNorms, 96, 11)])
+def test_many_kernels_share_several_launches(model, count, launches):
+    assert_fuses(model(count), X, Y, launches=launches)
