@@ -256,9 +256,12 @@ def _described(result: Any, call: CheckCall, gradients: Mapping[str, Tensor]) ->
     return _Outcome(results, inputs, attributes, gradients, _aliases(results, inputs), _kinds(result))
 
 
-def _kinds(result: Any) -> tuple[Any, ...]:
-    """The classes of all containers in the result."""
-    return type(result), *(_kinds(part) for part in parts_of(result).values())
+def _kinds(result: Any, around: frozenset[int] = frozenset()) -> tuple[Any, ...]:
+    """The classes of all containers in the result; ``around`` has those that ``result`` is in."""
+    if id(result) in around:
+        return (type(result),)
+    inside = around | {id(result)}
+    return type(result), *(_kinds(part, inside) for part in parts_of(result).values())
 
 
 def _backward(result: Any, counting: CountingMode | None = None) -> None:

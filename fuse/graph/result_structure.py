@@ -45,16 +45,28 @@ def flatten_result(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def named_parts(result: Any, name: str = "result") -> dict[str, Any]:
-    """All parts of a result by the path to them, for any class of container.
+    """All parts of a result by the path to them, for any class of container; those of an object once.
 
     >>> Pair = dataclasses.make_dataclass("Pair", ["a", "b"])
     >>> named_parts((Pair(1, {"x": 2}), [3]))
     {'result[0].a': 1, "result[0].b['x']": 2, 'result[1][0]': 3}
     """
-    inside = parts_of(result)
+    found: dict[str, Any] = {}
+    _collect(result, name, found, set())
+    return found
+
+
+def _collect(value: Any, name: str, found: dict[str, Any], seen: set[int]) -> None:
+    """Add the parts of ``value`` to ``found``; objects in ``seen`` stay whole: objects may refer to one another."""
+    inside = {} if id(value) in seen else parts_of(value)
     if not inside:
-        return {name: result}
-    return {path: part for key, value in inside.items() for path, part in named_parts(value, name + key).items()}
+        found[name] = value
+        return
+    seen.add(id(value))
+    for key, part in inside.items():
+        _collect(part, name + key, found, seen)
+    if isinstance(value, (Mapping, Sequence, Set, ValuesView)):
+        seen.remove(id(value))  # a container that is held twice has its parts twice
 
 
 def parts_of(value: Any) -> dict[str, Any]:

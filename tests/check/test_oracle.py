@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from fuse.check import oracle
 from fuse.check.compare import compare
 from fuse.check.inputs import CheckCall, in_float64
 from fuse.check.oracle import CheckReport, check
+from fuse.graph.result_structure import named_parts
 from fuse.kernel.lower import Kernel, lower
 from fuse.runtime.cpu import device
 from fuse.runtime.module import Fused
@@ -102,6 +105,36 @@ class HeldTwice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x * self.held["weight"]) * self.scale * self.held["scale"]
+
+
+class Logging(nn.Module):
+    """Loggers refer to one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logger = logging.getLogger("model")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.logger.debug("forward")
+        return torch.tanh(x)
+
+
+class RefersToItself(nn.Module):
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        result = SimpleNamespace(value=torch.tanh(x))
+        result.itself = result
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:.*the result holds a SimpleNamespace")
+def test_objects_that_refer_to_one_another_are_walked_once() -> None:
+    assert check(Logging(), (X,)).passed
+    assert check(RefersToItself(), (X,)).passed
+    first, second = SimpleNamespace(value=1), SimpleNamespace(value=2)
+    first.other, second.other, shared = second, first, [3]
+    assert list(named_parts([first, shared, shared])) == [
+        "result[0].value", "result[0].other.value", "result[0].other.other", "result[1][0]", "result[2][0]",
+    ]  # fmt: skip
 
 
 def test_one_tensor_in_two_places_is_one_in_float64() -> None:
