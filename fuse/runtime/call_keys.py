@@ -24,6 +24,20 @@ def key_of_call(leaves: Sequence[Any], spec: Any) -> Hashable:
     return tensors, tuple(map(key_of_value, leaves)), spec
 
 
+def differ_in_numbers(one: Any, other: Any) -> bool:
+    """Whether two keys of calls (:func:`key_of_call`) differ in arguments that are numbers, and in nothing else.
+
+    >>> x = torch.ones(2)
+    >>> a, b, c = (key_of_call(leaves, None) for leaves in ((x, 3, "a"), (x, 4, "a"), (x, 4, "b")))
+    >>> differ_in_numbers(a, b), differ_in_numbers(a, c), differ_in_numbers(a, a)
+    (True, False, False)
+    """
+    (tensors, values, spec), (others, other_values, other_spec) = one, other
+    if tensors != others or spec != other_spec or values == other_values:
+        return False
+    return all(a == b or (a[0] is b[0] and a[0] in (int, float)) for a, b in zip(values, other_values, strict=True))
+
+
 def key_without_sizes(leaves: Sequence[Any], spec: Any) -> Hashable:
     """A key that is equal for calls that differ in the sizes and contents of tensors, and in numbers, only.
 

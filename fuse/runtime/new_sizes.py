@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from fuse.kernel.sized import lowering_for, sizes_are_symbolic
 from fuse.runtime import tuning
-from fuse.runtime.call_keys import key_of_call, key_of_value
+from fuse.runtime.call_keys import differ_in_numbers, key_of_call, key_of_value
 from fuse.runtime.compiling import Compiling
 from fuse.runtime.generalised import Between
 from fuse.runtime.guards import modes
@@ -69,7 +70,7 @@ class NewSizes:
             return seconds
         if self._compilations.is_due(key):
             return None
-        return self._patience.expected(kind(self._maker, call), size, within, beyond)
+        return self._patience.expected(kind(self._maker, call), size, within, beyond, partial(differ_in_numbers, size))
 
     def waits(self, call: ModelCall, state: StateGuard | None) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""

@@ -18,7 +18,7 @@ best. One capture of a size beyond the others serves all that lie between (:mod:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -27,6 +27,8 @@ from fuse.runtime.compiling import Compiling
 
 SETTLED = 8
 """Sizes of one kind of call that are captured at once."""
+SETTLED_NUMBERS = 3
+"""The same for calls that differ in numbers only: such a number may count the calls, as a position in a text does."""
 LARGEST_CAPTURED = 64
 """Captures of a kind of call, and ways of calling a model, that are remembered: as many as programs are kept."""
 LARGEST_EAGER = 4096
@@ -70,12 +72,22 @@ class Patience:
         known[size] = seconds
         _shorten(known, LARGEST_CAPTURED)
 
-    def expected(self, kind: Hashable, size: Hashable, resized: bool = False, together: bool = False) -> float | None:
+    def expected(
+        self,
+        kind: Hashable,
+        size: Hashable,
+        resized: bool = False,
+        together: bool = False,
+        differs_in_numbers: Callable[[Any], bool] = lambda size: False,
+    ) -> float | None:
         """The seconds that a capture is expected to take, or the graph of other sizes (``resized``); None where a call
-        of this size has its program made now. ``together``: what other sizes took counts as well."""
+        of this size has its program made now. ``together``: what other sizes took counts as well.
+        ``differs_in_numbers``: whether a captured size differs from this one in numbers only."""
         captured, graphs = self._captured.get(kind, {}), self._resized.get(kind, {})
         known = graphs if resized else captured
-        if size in captured or not known or len(captured) + len(graphs) < SETTLED:
+        if size in captured or not known:
+            return None
+        if len(captured) + len(graphs) < SETTLED and sum(map(differs_in_numbers, captured)) < SETTLED_NUMBERS:
             return None
         seconds = min(known.values()) if resized else median(known.values())  # without what is done once
         with_this = self._eager.get(kind if together else size, 0.0) + self._least.get(kind, 0.0)

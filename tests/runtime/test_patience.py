@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.runtime import patience
-from fuse.runtime.patience import SETTLED, Patience
+from fuse.runtime.patience import SETTLED, SETTLED_NUMBERS, Patience
 
 
 def test_the_first_sizes_are_captured_and_those_that_return() -> None:
@@ -100,3 +100,34 @@ def test_what_is_remembered_is_bounded() -> None:
     assert patient.expected("kind", 9_999) is None
     assert patient.expected("kind", 0) == 1.0
     assert sum(map(len, patient._captured.values())) + len(patient._eager) + len(patient._least) < 5_000
+
+
+class Positioned(nn.Module):
+    """Reads a cache up to a position that the caller counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.randn(64, 4))
+
+    def forward(self, x: Tensor, position: int, mode: str = "sum") -> Tensor:
+        return getattr(torch.tanh(self.cache[: position + 1] * x), mode)(0)
+
+
+def test_a_number_that_counts_calls_is_captured_three_times_at_first() -> None:
+    model = Positioned()
+    fused, captures = fuse.compile(model), []
+    for position in range(20):
+        x = torch.randn(4)
+        torch.testing.assert_close(fused(x, position), model(x, position))
+        assert fused.last_run is not None
+        captures.append(not fused.last_run.fallbacks)
+    assert captures[:3] == [True] * 3
+    assert sum(captures) <= SETTLED_NUMBERS + 1
+    for mode in ("sum", "mean"):  # a word is no number
+        fused(torch.randn(4), 1, mode)
+        assert not fused.last_run.fallbacks
+    for _ in range(2000):
+        fused(torch.randn(4), 19)
+        if not fused.last_run.fallbacks:
+            return
+    raise AssertionError("a position that returns was never captured")
