@@ -14,7 +14,7 @@ Declined where the steps do not correspond.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -287,7 +287,7 @@ def insert_loop(
         if any(outside_reads(state, position_of) for state in lasts):  # the last at hand, which is not the last
             raise StepsNeeded
         lasts = {}
-    _replace_outside(lasts, position_of, lambda user: user.op == "output" or user in escaping)
+    _replace_outside(lasts, position_of, lambda user: _returns(user, escaping))
     reads: dict[Node, Node] = {}
     for result, part in collected.items():
         for k, step in enumerate(rolled.steps):
@@ -324,17 +324,22 @@ def _replace_closings(
     }
     for stand_in in closings(rolled):
         value: Node = stand_in.args[0]  # type: ignore[assignment]
-        escapes = stand_in in escaping or any(user.op == "output" for user in stand_in.users)
-        if value in lasts and (escapes or value not in of_collected):
-            new = lasts[value]
-        elif value in of_collected:
+        if value in lasts:
+            chosen = {user for user in stand_in.users if value not in of_collected or _returns(user, escaping)}
+            stand_in.replace_all_uses_with(lasts[value], chosen.__contains__)
+        if stand_in.users:
+            if value not in of_collected:
+                raise StepsNeeded
             part, k = of_collected[value]
-            after = new = _read_step(graph, after, part, k, value, escapes)
-        else:
-            raise StepsNeeded
-        stand_in.replace_all_uses_with(new)
+            after = read = _read_step(graph, after, part, k, value, stand_in in escaping and value not in lasts)
+            stand_in.replace_all_uses_with(read)
         graph.graph.erase_node(stand_in)
     return after
+
+
+def _returns(user: Node, escaping: Container[Node]) -> bool:
+    """Whether a reader of a step is the graph's output, or a result of the graph."""
+    return user.op == "output" or user in escaping
 
 
 def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: Node, dim: int) -> Node:
