@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -51,7 +52,8 @@ def dispatched(loaded: LoadedModel) -> list[str]:
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.py")))
 def test_every_model_loads_without_allocating_and_runs_for_real(name: str) -> None:
     fake = load(str(MODELS / f"{name}.py"))
-    assert fake.fake_mode is not None
+    tensors = [*fake.model.parameters(), *fake.model.buffers(), *torch.utils._pytree.tree_leaves(fake.args)]
+    assert all(isinstance(t, FakeTensor) for t in tensors if isinstance(t, torch.Tensor))
     assert fake.notes == ()
     assert not fake.model.training
     for leaf in torch.utils._pytree.tree_leaves(run(real(name))):
