@@ -28,7 +28,7 @@ aten = torch.ops.aten
 ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg)
 
 
-@register_pass(stage="clean", after="draw_ahead", before="roll_whole_loops")
+@register_pass(stage="clean", after="expand_lstm_layers")
 def checks_together(graph: GraphModule) -> Iterator[Verdict]:
     """Check the values of all steps of a loop at once, and not at all where they cannot be wrong."""
     groups: dict[Hashable, list[Node]] = {}

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 MESSAGE = "probabilities of classes are negative, infinite, NaN or all zero"
 
 
-@register_pass(stage="clean", after="view_chains", before="draw_ahead")
+@register_pass(stage="clean", after="view_chains")
 def classes_by_argmax(graph: GraphModule) -> Iterator[Verdict]:
     """Draw the classes of a loop's steps with random numbers that depend on sizes alone."""
     by_line: dict[tuple[str, torch.Size], list[Node]] = {}

@@ -27,7 +27,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(stage="clean", after="view_chains")
+@register_pass(stage="clean", after="classes_by_argmax")
 def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
     """Draw the random numbers of all steps before the loop."""
     draws = [n for n in graph.graph.nodes if ops.is_random(n.target)]

@@ -37,7 +37,7 @@ SHARING_ROWS = 8
 """Rows from which a step is bound by arithmetic, not by reading weights."""
 
 
-@register_pass(stage="clean", after="collect_writes", behind_others=True)  # which may rewrite every step
+@register_pass(stage="clean", after="cats_at_once", behind_others=True)  # which may rewrite every step
 def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
     """Roll a loop with its inputs' products computed in each step, where that is faster."""
     if is_short(graph) and opened(graph):

@@ -23,7 +23,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(stage="clean", after="expand_lstm_layers")
+@register_pass(stage="clean", after="checks_together")
 def start_sums(graph: GraphModule) -> Iterator[Verdict]:
     """Start a sum over steps from a tensor instead of a number, so that all steps are equal."""
     for node in list(graph.graph.nodes):

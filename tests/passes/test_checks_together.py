@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 import fuse
 from fuse.check.oracle import check
 from fuse.testing import assert_fuses
+from tests.samples import newer_torch
 
 Step = Callable[[Tensor, int], Tensor]
 
@@ -39,6 +40,7 @@ PROVEN: dict[str, Step] = {
 }
 
 
+@newer_torch
 @pytest.mark.parametrize("name", PROVEN)
 def test_classes_that_an_argmax_found_are_not_checked(name: str) -> None:
     with torch.no_grad():

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import fuse
 from fuse.check.oracle import check
+from tests.samples import newer_torch
 
 BATCH, GROUPS, CLASSES, WIDTH = 3, 4, 5, 8
 STATE = GROUPS * CLASSES
@@ -78,6 +79,7 @@ def test_a_world_model_is_one_kernel_for_all_steps(observed: bool) -> None:
     assert many_backward <= few_backward
 
 
+@newer_torch
 def test_a_world_model_is_right() -> None:
     report = check(WorldModel(True), inputs(7), train=True)
     assert report.passed, report

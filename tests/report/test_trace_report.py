@@ -100,7 +100,7 @@ def test_a_profile_has_the_launches_that_check_observes(target: str, tmp_path: P
         model, arguments = loaded.model, loaded.args
     observed = check(model, arguments)
     file = profiled(model, arguments, tmp_path / "eager.json")
-    eager = trace(file, LoadedModel(model, arguments, {}, None, (), Path(), "Model"))
+    eager = trace(file, LoadedModel(model, arguments, {}, (), "Model"))
     assert eager.launches == observed.observed[0]
     assert {share.name: share.launches for share in eager.by_line} == {
         line.source: line.before for line in fuse.show(model, arguments).lines if line.before

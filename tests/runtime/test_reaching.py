@@ -29,9 +29,9 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         made.append(tuple(args[0].shape))
         return own(model, args, *more)  # type: ignore[arg-type]
 
-    def capture_joint(model: nn.Module, args: tuple[Tensor, ...], *more: object) -> object:
+    def capture_joint(model: nn.Module, args: tuple[Tensor, ...], *more: object, **named: object) -> object:
         made.append(tuple(args[0].shape))
-        return joint(model, args, *more)  # type: ignore[arg-type]
+        return joint(model, args, *more, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(making, "capture_short", capture)
     monkeypatch.setattr(making, "capture_joint", capture_joint)

@@ -70,13 +70,13 @@ def test_how_a_constant_is_written(old, new, value, other, kind):
     assert forms._kind(old, new, value, other) == kind
 
 
-def slots(ones: list[Term], others: list[Term]) -> list[tuple[str, str, int, str]]:
-    return [(one.term.name, one.constant, one.operand, one.kind) for one in forms._differences(ones, others, 0, 1)]
+def slots(ones: list[Term], others: list[Term]) -> list[tuple[str, str, str]]:
+    return [(one.term.name, one.constant, one.kind) for one in forms._differences(ones, others, 0, 1)]
 
 
 def test_where_a_constant_stands(of):
     one, two = (of("sum", of("add", of.x, of.number(value)), dim=value) for value in (0, 1))
-    assert slots([one, one], [two, two]) == [("sum", "dim", -1, "same"), ("add", "", 1, "same")]
+    assert slots([one, one], [two, two]) == [("sum", "dim", "same"), ("add", "", "same")]
 
 
 def test_a_constant_stands_in_no_operator_that_is_another_one(of):
@@ -91,7 +91,7 @@ def test_a_constant_of_a_view_is_none(of):
 
 
 def test_operands_that_were_sorted_another_way(of):
-    for name, commutative, expected in (("add", True, [("add", "", 1, "same")]), ("lt", False, [])):
+    for name, commutative, expected in (("add", True, [("add", "", "same")]), ("lt", False, [])):
         one = of(name, of.x, of.number(0), commutative=commutative)
         two = of(name, of.number(1), of.x, commutative=commutative)
         assert slots([one], [two]) == expected
