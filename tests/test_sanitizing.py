@@ -23,6 +23,24 @@ print("ran")
 """
 
 
+KEPT = """
+import sys, torch, fuse
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        first = torch.sigmoid(x) * torch.tanh(x)
+        second = first * y[:, None] + first.sum() * 0.5
+        third = torch.sigmoid(second) * torch.tanh(second)
+        return third.mT.contiguous(), third.sum()
+
+fused, (rows, columns) = fuse.compile(Model()), map(int, sys.argv[1:])
+with torch.no_grad():
+    args = torch.randn(rows, columns, dtype=torch.float64), torch.arange(rows)
+    torch.testing.assert_close(fused(*args), Model()(*args))
+assert not fused.last_run.fallbacks, fused.last_run
+"""
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     try:
@@ -51,3 +69,11 @@ def test_random_programs_run_clean(tmp_path: Path) -> None:
     """The first one copies tensors without elements, whose address is null."""
     command = ["--sanitize", "--unoptimised", "--programs", "3", "--seed", "500185"]
     assert main([*command, "--log", str(tmp_path / "log.jsonl")]) == 0
+
+
+@pytest.mark.parametrize("shape", [(4, 24), (3, 16), (5, 7), (1, 48)])
+def test_values_that_are_kept_for_a_second_pass_fit(shape: tuple[int, int], environment: dict[str, str]) -> None:
+    """A row of several dimensions ends in vectors that are stored whole, also where its size is that of whole ones."""
+    command = [sys.executable, "-c", KEPT, *map(str, shape)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -299,8 +299,9 @@ class RowNest:
         return [*self.reduced, *([self.lane] if self.lane else [])]
 
     def _declare_scratch(self, value: Value) -> Buffer:
-        extent = math.prod(self.builder.extents[a] for a in self._row_atoms())
-        extent += 0 if is_multiple(extent, LARGEST_VECTOR) else LARGEST_VECTOR - 1  # the last vector is stored whole
+        extents = [self.builder.extents[a] for a in self._row_atoms()]
+        whole = bool(extents) and is_multiple(extents[-1], LARGEST_VECTOR)
+        extent = math.prod(extents) + (0 if whole else LARGEST_VECTOR - 1)  # the last vector is stored whole
         return self._declare(f"{self.names.get(id(value), 'kept')}_row", register(value.dtype), extent)
 
     def _scratch_offset(self) -> Affine:
