@@ -55,6 +55,7 @@ def compile(
     Raises:
         FuseError: ``model`` is not a module, a pass or precision does not exist, or ``forward`` has no such argument.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     >>> fused = compile(model)
     >>> with torch.no_grad():
