@@ -10,14 +10,13 @@ Fake tensors of inference mode could not be written, so a capture only notes the
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from fuse.graph.patched import patched
+from fuse.graph.patched import in_this_thread, patched
 
 _MODE = torch.inference_mode
 
@@ -62,27 +61,18 @@ def inference_followed(modes: InferenceModes) -> Iterator[None]:
     ...     torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.ones(1).is_inference()
     (True, False, False)
     """
-    thread = threading.get_ident()
-    enter, leave = _MODE.__enter__, _MODE.__exit__
-    is_enabled: Callable[[], bool] = torch.is_inference_mode_enabled
+    leave = _MODE.__exit__
 
-    def entered(self: Any) -> None:
-        if threading.get_ident() == thread:
-            modes.enter(self.mode)
+    def left(mode: Any, *error: Any) -> None:
+        if hasattr(mode, "_inference_mode_context"):  # entered before
+            leave(mode, *error)
         else:
-            enter(self)
-
-    def left(self: Any, *error: Any) -> None:
-        if threading.get_ident() == thread and not hasattr(self, "_inference_mode_context"):
             modes.leave()
-        else:
-            leave(self, *error)
 
-    def asked() -> bool:
-        return modes.is_enabled() if threading.get_ident() == thread else is_enabled()
-
+    enter = in_this_thread(lambda mode: modes.enter(mode.mode), _MODE.__enter__)
+    asked = in_this_thread(modes.is_enabled, torch.is_inference_mode_enabled)
     with (
-        patched(_MODE, {"__enter__": entered, "__exit__": left}),
+        patched(_MODE, {"__enter__": enter, "__exit__": in_this_thread(left, leave)}),
         patched(torch, {"is_inference_mode_enabled": asked}),
     ):
         yield

@@ -124,7 +124,7 @@ def capture_joint(
 
 
 def _autograd_facts(tensor: Tensor) -> tuple[bool, bool, bool]:
-    """What autograd and hooks make of a tensor."""
+    """Whether autograd records a tensor, whether it keeps the gradient, and whether hooks read it."""
     return tensor.requires_grad, tensor.retains_grad, bool(tensor._backward_hooks)
 
 

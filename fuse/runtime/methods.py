@@ -20,7 +20,6 @@ from torch.compiler import is_compiling
 from fuse.graph.locks import ForkedLock
 from fuse.graph.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import diverted, has_own_call, is_plainly_called, undiverted
-from fuse.runtime.guards import function_modes
 from fuse.runtime.parts import LazyRun, Parts
 from fuse.runtime.refusals import dispatch_modes, is_traced
 from fuse.runtime.states import LARGEST_VARIANTS
@@ -66,7 +65,7 @@ class Methods:
     def call(self, method: MethodType, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Hashable) -> Any:
         """The result of a call; ``kind`` is equal for calls that do the same."""
         name = method.__name__
-        if any(GLOBAL_HOOKS) or is_traced() or function_modes() or dispatch_modes():
+        if any(GLOBAL_HOOKS) or is_traced() or dispatch_modes():
             return method(*args, **kwargs)
         if self._kinds.get(name) == "parts" and self._parts is not None:
             result, runs = self._parts.run(method, args, kwargs, self._kind((name, kind)))

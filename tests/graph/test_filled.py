@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.capture import capture, capture_short
-from fuse.graph.short_graphs import StepsNeeded, is_short, whole_graph
 from fuse.testing import assert_fuses
-from tests.graph.test_short_graphs import results
+from tests.graph.test_short_graphs import agreed, results
 
 STEPS, BATCH, WIDTH = 40, 3, 6
 Write = Callable[["Filling", Tensor, Tensor, int], None]
@@ -299,39 +298,21 @@ def model_of(
     return Filling(made, write, ends).double(), torch.randn(BATCH, STEPS, WIDTH, dtype=torch.float64)
 
 
-def agree(model: nn.Module, x: Tensor) -> str:
-    """What became of the short graph; it computes in float64 what a plain capture does."""
-    with torch.no_grad():
-        expected = results(capture(model, (x,)), model, x)
-        short = capture_short(model, (x,), {})
-        found = "rolled" if is_short(short) else "whole"
-        if found == "rolled":
-            whole = whole_graph(capture_short(model, (x,), {}))
-            whole.graph.lint()
-            torch.testing.assert_close(results(whole, model, x), expected, rtol=0, atol=0)
-        try:
-            fuse.run_passes(short)
-        except StepsNeeded:
-            short, found = whole_graph(short), "needed"
-        torch.testing.assert_close(results(short, model, x), expected, rtol=1e-9, atol=1e-12)
-    return found
-
-
 @pytest.mark.parametrize(("made", "write"), USUAL)
 def test_a_filled_tensor_is_a_stack_of_the_loop(made: Callable[[Tensor], Tensor], write: Write) -> None:
     model, x = model_of(made, write)
-    assert agree(model, x) == "rolled"
+    assert agreed(model, x) == "rolled"
 
 
 @pytest.mark.parametrize(("made", "write"), OTHERS)
 def test_what_is_filled_in_another_way_stays_right(made: Callable[[Tensor], Tensor], write: Write) -> None:
-    agree(*model_of(made, write))
+    agreed(*model_of(made, write))
 
 
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("write", [forwards, backwards])
 def test_whatever_reads_a_filled_tensor_reads_what_it_holds(write: Write, ends: Callable[..., Any]) -> None:
-    agree(*model_of(by_time, write, ends))
+    agreed(*model_of(by_time, write, ends))
 
 
 @pytest.mark.parametrize(
@@ -356,7 +337,7 @@ def test_a_call_returns_and_writes_what_eager_does(
 
 @pytest.mark.parametrize("ends", [as_it_is, a_place, turned, unread])
 def test_usual_ends_leave_steps_out(ends: Callable[..., Any]) -> None:
-    assert agree(*model_of(by_time, forwards, ends)) == "rolled"
+    assert agreed(*model_of(by_time, forwards, ends)) == "rolled"
 
 
 @pytest.mark.parametrize(("made", "write"), [(by_time, downwards), (with_the_first_state, behind_the_first)])
@@ -387,7 +368,7 @@ def test_two_names_of_one_tensor_are_not_filled_apart() -> None:
 
     torch.manual_seed(0)
     x = torch.randn(BATCH, STEPS, WIDTH, dtype=torch.float64)
-    agree(Shared(), x)
+    agreed(Shared(), x)
 
 
 @given(
@@ -420,6 +401,6 @@ def test_any_places_one_behind_another(
 
     torch.manual_seed(0)
     model, x = Places().double(), torch.randn(steps, batch, WIDTH, dtype=torch.float64)
-    agree(model, x)
+    agreed(model, x)
     with torch.no_grad():
         torch.testing.assert_close(results(capture(model, (x,)), model, x), list(model(x)), rtol=1e-9, atol=1e-12)

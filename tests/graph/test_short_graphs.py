@@ -254,8 +254,11 @@ def double(step: Step, ends: Callable[[list[Tensor]], Any] | None = None) -> tup
 
 
 def agree(step: Step, ends: Callable[[list[Tensor]], Any] | None = None) -> str:
+    return agreed(*double(step, ends))
+
+
+def agreed(model: nn.Module, x: Tensor) -> str:
     """What became of the short graph; whole and rewritten, it computes in float64 what a plain capture does."""
-    model, x = double(step, ends)
     with torch.no_grad():
         expected = results(capture(model, (x,)), model, x)
         short = capture_short(model, (x,), {})

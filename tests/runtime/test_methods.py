@@ -218,3 +218,11 @@ def test_threads_may_call_methods_at_once() -> None:
         torch.testing.assert_close(one, expected)
     assert fused.last_run.fallbacks == ()
     assert "forward" not in vars(model)
+
+
+def test_a_default_device_leaves_methods_fused() -> None:
+    eager, _, fused = pair()
+    with torch.device("cpu"):
+        torch.testing.assert_close(fused.generate(X), eager.generate(X))
+    assert fused.last_run.launches > 0
+    assert fused.last_run.fallbacks == ()
