@@ -8,7 +8,8 @@
 The first run of ``forward`` shows which attributes it assigns (:mod:`fuse.graph.attributes`). The call is then recorded
 again with an :class:`Overlay` over these attributes. The capturing thread sees fake tensors there, and the model itself
 does not change. A number that is only incremented is a :class:`CountedInt`, so that the graph does not depend on the
-number of calls.
+number of calls. A number that is used otherwise (compared, multiplied, a bound of a slice) is read as if from a tensor
+(:mod:`fuse.graph.read_numbers`). If the graph would learn the number itself, it becomes a constant of the graph.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from fuse.graph.signature import Advance, Attribute, MutatedAttribute
 LARGEST_ATTEMPTS = 6
 T = TypeVar("T")
 
+AsInput = Callable[[int | float, str], tuple[Tensor, Any]]
+"""Makes a number an input of this name: the fake tensor of the input, and the number that ``forward`` sees."""
+
 
 class _Absent:
     """The value of an attribute that the module does not have."""
@@ -50,12 +54,13 @@ ABSENT = _Absent()
 class Plan:
     """How to record a call.
 
-    ``attributes``: the attributes to overlay. ``plain``: those whose numbers become constants of the graph instead of
-    counts. ``plain_reads``: numbers read from tensors become constants, too. ``freed``: ``forward`` takes gradients
-    itself, and some results have no gradient any more.
+    ``attributes``: the attributes to overlay. ``numbers``: those whose numbers are inputs of the graph instead of
+    counts. ``plain``: those whose numbers are constants of the graph. ``plain_reads``: numbers read from tensors become
+    constants, too. ``freed``: ``forward`` takes gradients itself, and some results have no gradient any more.
     """
 
     attributes: tuple[Attribute, ...] = ()
+    numbers: frozenset[Attribute] = frozenset()
     plain: frozenset[Attribute] = frozenset()
     plain_reads: bool = False
     freed: bool = False
@@ -71,7 +76,7 @@ class Assigns(CaptureError):
 
 
 class Reads(CaptureError):
-    """``forward`` uses the value of a number that was taken for a count."""
+    """``forward`` uses the value of a number that was taken for a count, or learns that of an input."""
 
     def __init__(self, attributes: Sequence[Attribute]) -> None:
         super().__init__(f"forward reads {', '.join(map(str, attributes))}")
@@ -96,17 +101,25 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
                 raise
             plan = replace(plan, attributes=(*plan.attributes, *new))
         except Reads as found:
-            plan = replace(plan, plain=plan.plain | found.attributes)
+            plain = plan.plain | (found.attributes & plan.numbers)
+            plan = replace(plan, numbers=(plan.numbers | found.attributes) - plain, plain=plain)
         except WantsPlain:
-            plan = replace(plan, plain_reads=True)
+            plan = _with_constants(plan) if plan.numbers else replace(plan, plain_reads=True)
         except GraphFreed:
             if plan.freed:
                 raise
             plan = replace(plan, freed=True)
         except CaptureError as error:
-            error.assigned = _pairs(plan.attributes)
-            raise
+            if not plan.numbers:
+                error.assigned = _pairs(plan.attributes)
+                raise
+            plan = _with_constants(plan)
     raise CaptureError("forward assigns other attributes each time it is captured")
+
+
+def _with_constants(plan: Plan) -> Plan:
+    """The plan with constants of the graph in place of numbers that are inputs."""
+    return replace(plan, plain=plan.plain | plan.numbers, numbers=frozenset())
 
 
 def _pairs(attributes: Sequence[Attribute]) -> tuple[tuple[str, str, bool], ...]:
@@ -168,7 +181,8 @@ class _Slot:
     """One attribute under the overlay.
 
     ``old``: its value before the call, with fake tensors. ``was``: a copy of ``old``, which shows writes into a list in
-    it. ``now``: its present value.
+    it. ``now``: its present value. ``number``: for a number that is an input, the number. ``given``: what the runtime
+    passes for it, with fake tensors.
     """
 
     attribute: Attribute
@@ -178,6 +192,8 @@ class _Slot:
     now: Any = None
     read: bool = False
     assigned: bool = False
+    number: int | float | None = None
+    given: Any = None
 
     def __post_init__(self) -> None:
         self.is_buffer = self._registered() is not ABSENT
@@ -186,6 +202,13 @@ class _Slot:
         self.now, self.assigned = value, True
         if self.is_buffer:
             self.module.__dict__["_buffers"][self.attribute.name] = value
+
+    def seen(self, as_input: AsInput) -> Any:
+        """The present value, as ``forward`` sees it. A number becomes an input when it is first read."""
+        if self.number is not None and self.given is None and not self.assigned:
+            self.given, self.old = as_input(self.number, str(self.attribute))
+            self.was = self.now = self.old
+        return self.now
 
     def is_bypassed(self) -> bool:
         """Whether the module's registry of buffers was changed under this name without assigning the attribute."""
@@ -201,6 +224,7 @@ class Overlay:
 
     model: nn.Module
     plan: Plan
+    as_input: AsInput
     slots: list[_Slot] = field(default_factory=list)
     trouble: str = ""
 
@@ -279,7 +303,11 @@ class Overlay:
 
     def leaves(self) -> list[Any]:
         """The fake tensors of all attributes that are read, in the order in which the runtime passes real values."""
-        return flatten_result(tuple(slot.old for slot in self.slots if slot.read and not _is_count(slot.old)))[0]
+        return flatten_result(tuple(slot.given for slot in self.slots if slot.read and not _is_count(slot.old)))[0]
+
+    def numbers(self) -> dict[int, Attribute]:
+        """The attributes whose numbers are inputs, by the ``id`` of the input's fake tensor."""
+        return {id(slot.given): slot.attribute for slot in self.slots if slot.number is not None and slot.read}
 
     def assigned(self) -> tuple[Any, ...]:
         """The values to assign after the call, with :class:`fuse.graph.signature.Advance` for counts."""
@@ -291,7 +319,13 @@ class Overlay:
 
     def mutated(self) -> tuple[MutatedAttribute, ...]:
         return tuple(
-            MutatedAttribute(slot.attribute, slot.read and not _is_count(slot.old), slot.assigned, _is_count(slot.old))
+            MutatedAttribute(
+                slot.attribute,
+                slot.read and not _is_count(slot.old),
+                slot.assigned,
+                counted=_is_count(slot.old),
+                number=slot.number is not None,
+            )
             for slot in self.slots
         )
 
@@ -307,6 +341,10 @@ class Overlay:
         leaves, spec = flatten_result(value)
         if odd := [x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))]:
             raise CaptureError(f"forward assigns the attribute {attribute}, which holds a {type(odd[0]).__name__}")
+        if type(value) in (int, float) and attribute in self.plan.numbers:
+            return _Slot(attribute, module, None, number=value)
+        if type(value) is float and attribute not in self.plan.plain:
+            raise Reads([attribute])
         if type(value) is int and attribute not in self.plan.plain:
             old: Any = CountedInt(attribute)
         else:
@@ -314,7 +352,7 @@ class Overlay:
             tensors = zip(leaves, names, strict=True)
             fakes = [fake_of(leaf, name) if isinstance(leaf, Tensor) else leaf for leaf, name in tensors]
             old = pytree.tree_unflatten(fakes, spec)
-        return _Slot(attribute, module, old, was=_contents(old), now=old)
+        return _Slot(attribute, module, old, was=_contents(old), now=old, given=old)
 
 
 def current(module: nn.Module, name: str) -> Any:
@@ -335,8 +373,8 @@ def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Over
         if name in slots and self is module and threading.get_ident() == thread:
             slot = slots[name]
             slot.read = slot.read or not slot.assigned
-            if slot.now is not ABSENT:
-                return slot.now
+            if (value := slot.seen(overlay.as_input)) is not ABSENT:
+                return value
         elif name == "__class__":
             return cls
         elif name == "__dict__" and threading.get_ident() == thread and not asked_by_torch():

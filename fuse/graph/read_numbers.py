@@ -53,6 +53,7 @@ class _Facts:
 
     ``node``: the number as float64 or int64. ``value``: its value in this call. ``origin``: the tensor without
     dimensions that it was read from, if any. ``bound``: the largest absolute value that an integer is known to have.
+    ``root``: the node of the integer that it is a sum of, and what was added; None if it is no sum.
     """
 
     reader: Reading
@@ -60,6 +61,7 @@ class _Facts:
     value: float | int
     origin: Node | None = None
     bound: int | None = None
+    root: tuple[Node, int] | None = None
 
 
 class Number:
@@ -131,6 +133,16 @@ def node_of(number: Number) -> Node:
     return node
 
 
+def distance(start: Number, end: Number) -> int | None:
+    """``end - start``, if both are the same integer plus numbers that Python knows."""
+    (one, before), (other, after) = _root_of(start), _root_of(end)
+    return after - before if one is other and isinstance(start, int) else None
+
+
+def _root_of(number: Number) -> tuple[Node, int]:
+    return number.facts.root or (number.facts.node, 0)
+
+
 def known(value: Any) -> Any:
     """``value``, learned if it is a :class:`Number`, as a plain number."""
     if type(value) is not Number:
@@ -170,7 +182,18 @@ def _computed(name: str, left: Any, right: Any) -> Any:
     if not isinstance(operands[0], Node):  # ATen's operators take a tensor and a number, in this order
         operands[0] = reader.emit(aten.full_like.default, operands[1], operands[0])
     node = reader.emit(getattr(aten, _ATEN[name]).Tensor, *operands)
-    return Number(_Facts(reader, node, _PYTHON[name](_value(left), _value(right)), None, None if wide else reach))
+    value = _PYTHON[name](_value(left), _value(right))
+    return Number(_Facts(reader, node, value, None, None if wide else reach, _root(name, left, right)))
+
+
+def _root(name: str, left: Any, right: Any) -> tuple[Node, int] | None:
+    """The root of ``left + right`` or ``left - right``, where one is a Number and the other an integer."""
+    number, by = (left, right) if type(left) is Number else (right, left)
+    is_sum = name == "add" or (name == "sub" and number is left)
+    if not is_sum or type(by) is not int or type(_value(number)) is not int:
+        return None
+    node, before = _root_of(number)
+    return node, before + by if name == "add" else before - by
 
 
 def _operand(reader: Reading, value: Any, wide: bool) -> Any:

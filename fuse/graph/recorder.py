@@ -87,7 +87,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan, *, shorten: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.model = model
-        self.overlay = Overlay(model, plan)
+        self.overlay = Overlay(model, plan, self._number_of_attribute)
         self.fake_mode = fake_mode
         self.graph = Graph()
         self.modules = nn.Module()  # the modules that the graph calls
@@ -332,9 +332,26 @@ class Recorder(TorchDispatchMode):
         self.names_by_fake.setdefault(id(fake), ("attribute", name))
         return fake
 
+    def _number_of_attribute(self, number: int | float, name: str) -> tuple[Tensor, Any]:
+        """A number in an attribute as an input: its fake tensor, and what ``forward`` sees."""
+        with unset_fake_temporarily():
+            real = torch.tensor(number, dtype=_DTYPES[type(number)], device="cpu")
+        fake = self._fake_of_attribute(real, name)
+        return fake, self.reader.item(fake)
+
+    def _refuse_learned_numbers(self) -> None:
+        """Refuse attributes as inputs if the graph learns their numbers: it would serve one call only."""
+        if numbers := self.overlay.numbers():
+            nodes = {
+                self.functional.value(fake): numbers[id(fake)] for fake in self.placeholders if id(fake) in numbers
+            }
+            if learned := self.reader.learned_of(nodes):
+                raise Reads([nodes[node] for node in learned])
+
     def _with_learned(self, result: Any) -> Any:
         """The pair of confirming values and ``result``; ``result`` alone if nothing was learned."""
         self.functional.settle()
+        self._refuse_learned_numbers()
         leaves = flatten_result(result)[0]
         tensors, self.learning, self.numbers = self.reader.finish(leaves)
         if not self.learning.lines:

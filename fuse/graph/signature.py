@@ -116,13 +116,14 @@ class MutatedAttribute:
 
     ``read``: the graph serves only calls in which its value has the same structure, layouts and plain values.
     ``assigned``: its new value is at the end of the result's leaves. ``counted``: it is an ``int`` that is only added
-    to.
+    to. ``number``: it is a number, which the graph reads as a tensor without dimensions.
     """
 
     attribute: Attribute
     read: bool
     assigned: bool
     counted: bool
+    number: bool = False
 
 
 @dataclass(frozen=True)

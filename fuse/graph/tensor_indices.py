@@ -1,9 +1,11 @@
 """Look-ups at indices that tensors contain, without learning the indices.
 
-    B[:, obs[t]]        eager reads the number obs[t], and returns a view       ->      index(B, [None, obs[t]])
+    B[:, obs[t]]        eager reads the number obs[t], and returns a view   ->      index(B, [None, obs[t]])
+    B[n : n + 4]        eager reads n twice, and returns a view             ->      index_select(B, 0, n + arange(4))
 
-The graph then serves any ``obs``. The result is a new tensor, where eager's is a view of ``B``. If either is written
-afterwards, or the model returns the result, the call is recorded again and learns the number.
+The graph then serves any ``obs`` and ``n``. Of a slice, its length is learned, and that it lies within the tensor. The
+result is a new tensor, where eager's is a view of ``B``. If either is written afterwards, or the model returns the
+result, the call is recorded again and learns the number.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from fuse.graph.aliases import Base
 from fuse.graph.read_numbers import is_number
+from fuse.graph.strides import contiguous_strides
 
 aten = torch.ops.aten
 
@@ -66,8 +69,20 @@ def is_position(part: Any) -> bool:
     return isinstance(part, Tensor) and part.dim() == 0 and part.dtype in _POSITIONS
 
 
+def windows_in(index: Any) -> list[slice]:
+    """The slices of an index whose two ends are tensors or Numbers; none if any other part is one, or makes no view."""
+    parts = index if type(index) is tuple else (index,)
+    return [p for p in parts if _is_window(p)] if all(type(part) in _PLAIN for part in parts) else []
+
+
+def _is_window(part: Any) -> bool:
+    return type(part) is slice and part.step is None and is_position(part.start) and is_position(part.stop)
+
+
 def viewed(tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> tuple[Tensor, list[int]]:
     """``tensor`` indexed by the other parts of ``index``, and the dimensions of it that the tensor parts index.
+
+    Parts are positions, or windows if there are any.
 
     >>> from torch import empty, tensor
     >>> made, dims = viewed(empty(2, 3, 4, 5), (0, ..., tensor(1), None, slice(2)), lambda x, index: x[index])
@@ -75,10 +90,11 @@ def viewed(tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) ->
     (torch.Size([3, 4, 1, 2]), [1])
     """
     parts = index if type(index) is tuple else (index,)
+    moves = _is_window if any(map(_is_window, parts)) else is_position
     used = sum(part is not None and part is not ... for part in parts)
     dims, at = [], 0
     for part in parts:
-        if is_position(part):
+        if moves(part):
             dims.append(at)
         if part is ...:
             at += tensor.dim() - used
@@ -86,7 +102,31 @@ def viewed(tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) ->
             at += 1
     if len(dims) == len(parts):
         return tensor, dims
-    return view(tensor, tuple(slice(None) if is_position(part) else part for part in parts)), dims
+    return view(tensor, tuple(slice(None) if moves(part) else part for part in parts)), dims
+
+
+def window(table: Tensor, dims: Sequence[int], starts: Sequence[Tensor], lengths: Sequence[int]) -> Tensor | None:
+    """A copy of the part of ``table`` that begins at ``starts`` of ``dims``, with the strides of eager's view.
+
+    None if it cannot have these strides. Where the part is no dense one, the whole table is copied, moved so that the
+    part comes first.
+
+    >>> from torch import arange, tensor
+    >>> window(arange(12).view(3, 4), [0, 1], [tensor(1), tensor(2)], [2, 2])
+    tensor([[ 6,  7],
+            [10, 11]])
+    """
+    sizes = dict(zip(dims, lengths, strict=True))
+    shape = [sizes.get(dim, size) for dim, size in enumerate(table.shape)]
+    moved = table.stride() != contiguous_strides(shape)
+    if moved and table.stride() != contiguous_strides(table.shape):
+        return None
+    for dim, start in zip(dims, starts, strict=True):
+        rows = start + torch.arange(table.shape[dim] if moved else sizes[dim], device=start.device)
+        table = table.index_select(dim, rows % table.shape[dim] if moved else rows)
+    for dim, length in sizes.items() if moved else ():
+        table = table.narrow(dim, 0, length)
+    return table
 
 
 def looks_like_view(table: Tensor, dims: Sequence[int], indices: Sequence[Tensor | None]) -> bool:

@@ -35,9 +35,9 @@ from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.masked_elements import MaskSelections, selects_by_mask
 from fuse.graph.patched import in_this_thread, patched
-from fuse.graph.read_numbers import WantsPlain, is_number, known, node_of, read_number
+from fuse.graph.read_numbers import WantsPlain, distance, is_number, known, node_of, read_number
 from fuse.graph.sources import user_line
-from fuse.graph.tensor_indices import IndexCopies, looks_like_view, positions_in, viewed
+from fuse.graph.tensor_indices import IndexCopies, looks_like_view, positions_in, viewed, window, windows_in
 
 aten = torch.ops.aten
 
@@ -284,10 +284,11 @@ class Reader:
 
     def looked_up(self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
         """``tensor[index]`` as a look-up, if the index has integers in tensors; None if these must be learned."""
+        if windows_in(index):
+            return self._window(tensor, index, view)
         found = positions_in(index)
         tensors = [one for one in found if isinstance(one, Tensor)]
-        ours = all(isinstance(one, FakeTensor) and one.fake_mode is self.fake_mode for one in tensors)
-        if not found or self.plain or not ours:
+        if not found or self.plain or not self._are_ours(tensors):
             return None
         nodes = [node_of(one) if is_number(one) else self._node(one) for one in found]
         if not any(map(self._varying.of, nodes)):
@@ -304,12 +305,43 @@ class Reader:
                 return None
         for one in tensors:
             self._begin(one)
+        return self._copied(table, lambda: aten.index.Tensor(table, positions))
+
+    def _window(self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
+        """``tensor[index]`` as a look-up, if the index has slices whose ends are integers in tensors."""
+        ends = [end for one in windows_in(index) for end in (one.start, one.stop)]
+        if self.plain or not self._are_ours([end for end in ends if isinstance(end, Tensor)]):
+            return None
+        numbers = [end if is_number(end) else self.item(end) for end in ends]
+        if not all(map(is_number, numbers)):
+            return None  # the same in each call
+        table, dims = viewed(tensor, index, view)
+        bounds = list(zip(dims, numbers[::2], numbers[1::2], strict=True))
+        nodes = [(node_of(start), node_of(stop)) for _, start, stop in bounds]
+        within = zip(dims, nodes, strict=True)
+        if not all(0 <= self._number(start) <= self._number(stop) <= table.shape[dim] for dim, (start, stop) in within):
+            return None  # slices cut such ends off
+        lengths = []
+        for (dim, first, end), (start, stop) in zip(bounds, nodes, strict=True):
+            self.truth(self.emit(aten.ge.Scalar, start, 0))
+            self.truth(self.emit(aten.le.Scalar, stop, table.shape[dim]))
+            length = distance(first, end)
+            lengths.append(self.number(self.emit(aten.sub.Tensor, stop, start)) if length is None else length)
+        starts = [self.tensor(start) for start, _ in nodes]
+        return self._copied(table, lambda: window(table, dims, starts, lengths))
+
+    def _are_ours(self, tensors: Sequence[Tensor]) -> bool:
+        return all(isinstance(one, FakeTensor) and one.fake_mode is self.fake_mode for one in tensors)
+
+    def _copied(self, table: Tensor, copy: Callable[[], Tensor | None]) -> Tensor | None:
+        """The ``copy`` of a part of ``table``, where eager returns a view."""
         count = len(self._dispatches)
-        result: Tensor = aten.index.Tensor(table, positions)
-        del self._dispatches[count:]  # eager returns a view
-        self.gave_symbols = True
-        aliases = self.functional.aliases
-        self._copies.add(aliases[id(self._known(table))].base, aliases[id(self._known(result))].base)
+        result = copy()
+        del self._dispatches[count:]
+        if result is not None:
+            self.gave_symbols = True
+            aliases = self.functional.aliases
+            self._copies.add(aliases[id(self._known(table))].base, aliases[id(self._known(result))].base)
         return result
 
     # ---- at the end --------------------------------------------------------------------------------------------------
@@ -355,6 +387,16 @@ class Reader:
         counts = Counter(self._read)
         read = tuple(ReadLine(source, guard, max(counts[source], 1)) for source, guard in lines.items())  # type: ignore[arg-type]  # a guard, or none
         return tuple(tensors), Learning(len(tensors), tuple(learned), read), positions
+
+    def learned_of(self, inputs: Collection[Node]) -> list[Node]:
+        """Those of ``inputs`` on which a number, a size or an array depends that is learned."""
+        seen: set[Node] = set()
+        left = [fact.node for fact in self.facts.values() if fact.guard != "truth"]
+        while left:
+            if (node := left.pop()) not in seen:
+                seen.add(node)
+                left += node.all_input_nodes
+        return [node for node in inputs if node in seen]
 
     # ---- how ---------------------------------------------------------------------------------------------------------
 
@@ -442,7 +484,7 @@ def reads_followed(reader: Reader) -> Iterator[None]:
 
     def part(tensor: Any, index: Any) -> Any:
         followed = threading.get_ident() == thread and not reader.closed and tensor.fake_mode is reader.fake_mode
-        if followed and type(index) not in (int, slice):
+        if followed and (type(index) not in (int, slice) or windows_in(index)):
             found = reader.looked_up(tensor, index, original)
             if found is not None:
                 return found

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -30,21 +31,21 @@ class Carried:
 
     Attributes:
         slots: all of them, as (module, name).
-        read: those that are read.
+        read: those that are read; True if they are numbers, which the program reads as tensors.
         counted: integers to which calls add a constant.
         assigned: those that are assigned; True if they are dictionaries whose entries are replaced.
         call: a key of the calls that the variant may serve.
     """
 
     slots: tuple[Slot, ...]
-    read: tuple[Slot, ...]
+    read: tuple[tuple[Slot, bool], ...]
     counted: tuple[Slot, ...]
     assigned: tuple[tuple[Slot, bool], ...]
     call: Hashable
 
     def extend(self, leaves: Sequence[Any], spec: Any) -> tuple[Sequence[Any], Any]:
         """The leaves of a call and of the attributes that are read, and the structure of both."""
-        more, structure = flatten_result(tuple(current(*slot) for slot in self.read))
+        more, structure = flatten_result(tuple(_given(current(*slot), number) for slot, number in self.read))
         counts = all(type(current(*slot)) is int for slot in self.counted)
         return (*leaves, *more), (spec, structure, counts)
 
@@ -66,6 +67,13 @@ class Carried:
         return current(*self.slots[count.which]) + count.delta
 
 
+def _given(value: Any, number: bool) -> Any:
+    """The value of an attribute as a program reads it; a value that the program cannot read stays as it is."""
+    if not number or not (type(value) is float or (type(value) is int and -(2**63) <= value < 2**63)):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if type(value) is float else torch.int64, device="cpu")
+
+
 def carried(model: nn.Module, kept: Sequence[MutatedAttribute], leaves: Sequence[Any], spec: Any) -> Carried | None:
     """The attributes that a variant for calls like this one reads and assigns; None if there are none."""
     if not kept:
@@ -73,7 +81,7 @@ def carried(model: nn.Module, kept: Sequence[MutatedAttribute], leaves: Sequence
     slots = [(model.get_submodule(one.attribute.owner), one.attribute.name) for one in kept]
     return Carried(
         tuple(slots),
-        tuple(slot for slot, one in zip(slots, kept, strict=True) if one.read),
+        tuple((slot, one.number) for slot, one in zip(slots, kept, strict=True) if one.read),
         tuple(slot for slot, one in zip(slots, kept, strict=True) if one.counted),
         tuple((slot, one.attribute.entries) for slot, one in zip(slots, kept, strict=True) if one.assigned),
         key_of_call(leaves, spec),

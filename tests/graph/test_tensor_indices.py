@@ -92,6 +92,21 @@ LEARNED: dict[str, Callable[..., Any]] = {
     "columns whose rows lie apart": lambda x, t: x[:, t[0]] * 2,
 }
 
+WINDOWS: dict[str, Callable[..., Tensor]] = {
+    "rows": lambda x, t: x[t[0] : t[0] + 2] * 2,
+    "columns": lambda x, t: x[:, :, t[0] : t[0] + 3].exp(),
+    "rows and columns": lambda x, t: torch.stack([x[i, t[1] : t[1] + 2, t[0] : t[0] + 2] for i in range(2)]),
+    "item": lambda x, t: x[t[0].item() : t[0].item() + 2].view(-1) * 2,
+    "behind a new dimension": lambda x, t: x[None, t[0] : t[1] + t[0] - t[1] + 1] * 2,
+    "empty": lambda x, t: torch.cat([x[t[0] : t[0]], x]) * 2,
+}
+LEARNED_WINDOWS: dict[str, Callable[..., Any]] = {
+    "the rows are returned": lambda x, t: x[t[0] : t[0] + 2],
+    "the rows are written": lambda x, t: x[t[0] : t[0] + 2].add_(1) * 2,
+    "a table with gaps": lambda x, t: x[:, :3][t[0] : t[0] + 2] * 2,
+    "every second row": lambda x, t: x[t[0] : t[0] + 2 : 2] * 2,
+    "no end": lambda x, t: x[t[0] :] * 2,
+}
 TWO_READS = ("an element is added to", "a new dimension between")
 
 
@@ -140,6 +155,47 @@ def test_a_view_that_matters_is_a_view(name: str) -> None:
         torch.testing.assert_close(mine, theirs)
     (read,) = fused.last_run.reads
     assert (read.guard, read.count) == ("number", 2 if name in TWO_READS else 1)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_one_graph_serves_slices_of_one_length(name: str, training: bool) -> None:
+    model = Calls(WINDOWS[name])
+    fused = fuse.compile(model)
+    for t in ((1, 0), (2, 1), (0, 2), (3, 1)):
+        for x in (X, torch.randn(5, 4, 6)):
+            mine, theirs = (x.clone().requires_grad_(training) for _ in range(2))
+            ours, eagers = fused(mine, torch.tensor(t)), model(theirs, torch.tensor(t))
+            torch.testing.assert_close(ours, eagers)
+            assert ours.stride() == eagers.stride()
+            assert not fused.last_run.fallbacks
+            if training:
+                ours.sum().backward()
+                eagers.sum().backward()
+                torch.testing.assert_close(mine.grad, theirs.grad)
+    assert captures(fused) == 1
+    assert check(model, (X.clone().requires_grad_(training), torch.tensor([1, 2])), train=training).passed
+
+
+@pytest.mark.parametrize("t", [[-3, 1], [4, 1], [9, 1]], ids=["from the end", "cut off", "beyond the end"])
+def test_a_slice_that_is_cut_off_is_eagers(t: list[int]) -> None:
+    model = Calls(WINDOWS["rows"])
+    fused = fuse.compile(model)
+    for position in (torch.tensor([1, 1]), torch.tensor(t), torch.tensor([2, 1])):
+        torch.testing.assert_close(fused(X, position), model(X, position))
+    torch.testing.assert_close(fuse.compile(model)(X, torch.tensor(t)), model(X, torch.tensor(t)))
+
+
+@pytest.mark.parametrize("name", LEARNED_WINDOWS)
+def test_a_slice_that_matters_as_a_view_is_one(name: str) -> None:
+    model = Calls(LEARNED_WINDOWS[name])
+    assert check(model, (X.clone(), T)).passed
+    fused = fuse.compile(model)
+    for t in (T, torch.tensor([0, 2, 1])):
+        mine, theirs = X.clone(), X.clone()
+        torch.testing.assert_close(fused(mine, t), model(theirs, t))
+        torch.testing.assert_close(mine, theirs)
+    assert {read.guard for read in fused.last_run.reads} == {"number"}
 
 
 @pytest.mark.parametrize("position", [5, -6, 2**40])

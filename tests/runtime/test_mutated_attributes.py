@@ -333,6 +333,63 @@ def test_a_number_that_decides_is_read_as_it_is() -> None:
     assert "calls" in fused.last_run.fallbacks[0].reason
 
 
+def next_mask(self, x):
+    """Masks drawn ahead; new ones where they run out."""
+    if self.place + x.shape[0] > self.masks.shape[0]:
+        self.place, self.masks = 0, torch.rand_like(self.masks)
+    mask = self.masks[self.place : self.place + x.shape[0]]
+    self.place = self.place + x.shape[0]
+    return self.layer(x) * mask
+
+
+def cooling(self, x):
+    self.heat = max(self.heat * 0.9, 0.5)
+    return torch.softmax(self.layer(x) / self.heat, -1)
+
+
+def warming_up(self, x):
+    self.calls += 1
+    return self.layer(x) * min(1.0, self.calls / 8)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    ("function", "held"),
+    [(next_mask, {"place": 0}), (cooling, {"heat": 1.0}), (warming_up, {"calls": 0})],
+    ids=["a place", "a factor", "a ramp"],
+)
+def test_a_number_that_is_used_and_changed_is_an_input(
+    function: Callable[..., Any], held: dict[str, Any], training: bool, strict: None
+) -> None:
+    model = Keeps(function, **held)
+    model.register_buffer("masks", torch.ones(20, 4))
+    fused = fuse.compile(model)
+    twin, captured = copy.deepcopy(model), 0
+    for number in range(14):
+        x = torch.randn(3, 4)
+        with torch.set_grad_enabled(training):
+            torch.manual_seed(number)
+            expected = twin(x)
+            torch.manual_seed(number)
+            torch.testing.assert_close(fused(x), expected)
+        assert fused.last_run is not None
+        assert fused.last_run.fallbacks == ()
+        captured = sum(len(state.variants) for state in fused._own()._states)
+        same(CheckCall(model, (), {}).attributes(), CheckCall(twin, (), {}).attributes())
+    assert captured <= 3, "the program must not hang on the number"
+
+
+def test_a_number_may_become_one_of_another_type(strict: None) -> None:
+    model = Keeps(cooling, heat=2.0)
+    twin, fused, x = copy.deepcopy(model), fuse.compile(model), torch.randn(3, 4)
+    with torch.no_grad():
+        for heat in (None, 3, 2**70, torch.tensor(4.0), 5.0):
+            if heat is not None:
+                model.heat = twin.heat = heat
+            torch.testing.assert_close(fused(x), twin(x))
+            same(CheckCall(model, (), {}).attributes(), CheckCall(twin, (), {}).attributes())
+
+
 @pytest.mark.parametrize(
     "use",
     [
