@@ -440,6 +440,8 @@ def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:
             problems.append(f"{name}: {type(mine).__name__} instead of {type(value).__name__}")
         elif not isinstance(value, Tensor) and not _equal(mine, value):
             problems.append(f"{name}: {mine!r} instead of {value!r}")
+        elif isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.requires_grad != value.requires_grad:
+            problems.append(f"{name}: requires_grad is {mine.requires_grad} instead of {value.requires_grad}")
     if fused.kinds != eager.kinds and not problems:
         problems.append("the result is made of other classes than eager's")
     for name, expected in eager.aliases.items():

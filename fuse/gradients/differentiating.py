@@ -147,14 +147,13 @@ class _Replay(ReplayRecorder):
             mutations.append(replace(mutation, value_index=spec.index))
         joint.forward.meta["signature"] = replace(self.signature, outputs=tuple(outputs), mutations=tuple(mutations))
         requires_grad = frozenset(wanted[i] for i in joint.requires_grad)
-        detached = frozenset(wanted[i] for i in joint.detached)
-        if (requires_grad, detached) != (self.recorded.requires_grad, self.recorded.detached):
+        if requires_grad != self.recorded.requires_grad:
             raise NotReversible("other results need gradients when the call runs again")
         written = {mutation.input_index for mutation in mutations}
         if any(what.kind == "input" and what.index in written for what in joint.given):
             raise NotReversible("gradients need an input as it was before the call writes it")
         given = tuple(replace(g, index=wanted[g.index]) if g.kind == "tangent" else g for g in joint.given)
-        joint = replace(joint, given=given, requires_grad=requires_grad, detached=detached)
+        joint = replace(joint, given=given, requires_grad=requires_grad)
         return replace(joint, rolled=True, own_gradients=False, eagers=None)
 
     def results(self, known: Mapping[Node, Any]) -> list[Tensor]:

@@ -101,7 +101,7 @@ def _alike(expected: Sequence[Any], given: Sequence[Any], known: KnownMetadata) 
             if kind is not type(value):
                 return False
             if kind is not tuple and kind is not list:
-                if one != value:
+                if one != value or (kind in (float, complex) and repr(one) != repr(value)):  # 0.0 and -0.0
                     return False
             elif len(one) != len(value) or not _alike(one, value, known):
                 return False

@@ -219,7 +219,9 @@ class FakeRunner:
         known = self.known_metadata
         for value in values:
             kind = type(value)
-            if kind in CONSTANTS:
+            if kind is float or kind is complex:
+                found += kind, repr(value)  # 0.0 and -0.0 are equal, and other constants
+            elif kind in CONSTANTS:
                 found += kind, value
             elif isinstance(value, Tensor):
                 metadata = known.get(id(value)) or self.metadata_of(value)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse.errors import CaptureError
+from fuse.graph.saved_by_autograd import error_of_saved
 
 MESSAGE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -60,16 +60,8 @@ def is_freed(leaf: Tensor) -> bool:
 
 
 def _has_freed(node: Any) -> bool:
-    with _disable_current_modes():
-        try:
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
-                _ = node.saved_tensors
-            for name in dir(node):
-                if name.startswith("_saved_"):
-                    getattr(node, name)
-        except RuntimeError as error:
-            return is_freed_error(error)
-    return False
+    error = error_of_saved(node)
+    return error is not None and is_freed_error(error)
 
 
 def freed(value: Tensor) -> Tensor:

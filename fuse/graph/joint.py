@@ -37,6 +37,7 @@ from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import recomputed
 from fuse.graph.recorder import Recorder
 from fuse.graph.result_structure import flatten_result
+from fuse.graph.saved_by_autograd import reads_overwritten
 from fuse.graph.short_graphs import StepsNeeded
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
 from fuse.graph.sources import user_line
@@ -52,10 +53,9 @@ class Joint:
     ``forward``: the graph of :func:`fuse.graph.capture.capture`, with the saved tensors at the end of its output.
     ``backward``: None if no result needs gradients. ``given``: the meaning of its placeholders, in order.
     ``gradients``: for each placeholder of ``forward``, the position of its gradient in the output of ``backward``; None
-    if it has no gradient. ``requires_grad``: the leaves of the result that need gradients. ``detached``: the leaves
-    that need none although they are views of an input that does. ``rolled``: gradients were taken loop by loop
-    instead of step by step. ``own_gradients``: the call contains a ``torch.autograd.Function``.
-    ``eagers``: the reason why operators alone do not determine the gradients, or None.
+    if it has no gradient. ``requires_grad``: the leaves of the result that need gradients. ``rolled``:
+    gradients were taken loop by loop instead of step by step. ``own_gradients``: the call contains a
+    ``torch.autograd.Function``. ``eagers``: the reason why operators alone do not determine the gradients, or None.
     """
 
     forward: GraphModule
@@ -63,7 +63,6 @@ class Joint:
     given: tuple[BackwardInput, ...] = ()
     gradients: tuple[int | None, ...] = ()
     requires_grad: frozenset[int] = frozenset()
-    detached: frozenset[int] = frozenset()
     rolled: bool = False
     own_gradients: bool = False
     eagers: str | None = None
@@ -74,14 +73,13 @@ class Recorded:
     """A call recorded under autograd, before its gradients are taken.
 
     ``meta["needs_gradient"]`` of a node: whether its tensor required gradients at the end of the call. ``views``: for
-    each leaf of the result, the views that lead to it from the graph's value. ``requires_grad`` and ``detached`` are as
-    in :class:`Joint`. ``eagers``: the reason why gradients must be taken step by step, as eager takes them, or None.
+    each leaf of the result, the views that lead to it from the graph's value. ``requires_grad`` is as in
+    :class:`Joint`. ``eagers``: the reason why gradients must be taken step by step, as eager takes them, or None.
     """
 
     forward: GraphModule
     views: tuple[tuple[View, ...], ...]
     requires_grad: frozenset[int]
-    detached: frozenset[int]
     eagers: str | None = None
 
 
@@ -151,21 +149,22 @@ class JointRecorder(Recorder):
         requires_grad = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and self._needs_gradient(i)]
         if self.frees:
             requires_grad = self._without_freed(forward, requires_grad)
-        detached = frozenset(i for i, spec in enumerate(outputs) if spec.kind == "input" and self._detached(spec, i))
         inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
         if requires_grad and not inputs:
             raise CaptureError("the result needs gradients of a new tensor only; a graph cannot hold that")
         if not requires_grad:
             self._put_back(forward)
-            return Joint(forward, detached=detached)
+            return Joint(forward)
         eagers = self._why_eagers()
+        if self.functional.written and reads_overwritten(self.leaves):
+            differentiate = None  # eager's own backward pass raises, if it reads what was overwritten
         if differentiate is not None:
             try:
-                recorded = self._recorded(forward, requires_grad, detached, eagers)
+                recorded = self._recorded(forward, requires_grad, eagers)
                 found_joint = differentiate(recorded)
             except StepsNeeded:
                 self._put_back(forward)
-                recorded = self._recorded(forward, requires_grad, detached, eagers)
+                recorded = self._recorded(forward, requires_grad, eagers)
                 found_joint = differentiate(recorded)
             if found_joint is not None:
                 return found_joint
@@ -197,7 +196,7 @@ class JointRecorder(Recorder):
         gradients = tuple(position.get(i) for i in range(len(self.inputs)))
         own = has_own_gradients(self.leaves)
         trained = frozenset(requires_grad)
-        return Joint(forward, backward, given, gradients, trained, detached, own_gradients=own, eagers=eagers)
+        return Joint(forward, backward, given, gradients, trained, own_gradients=own, eagers=eagers)
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -283,9 +282,7 @@ class JointRecorder(Recorder):
             for fake, real, one, other in pairs
         ]
 
-    def _recorded(
-        self, forward: GraphModule, requires_grad: Sequence[int], detached: frozenset[int], eagers: str | None
-    ) -> Recorded:
+    def _recorded(self, forward: GraphModule, requires_grad: Sequence[int], eagers: str | None) -> Recorded:
         for alias in self.functional.aliases.values():
             # Autograd detaches what it saves; a tensor that was written may hold another value by now.
             if id(alias.tensor) in self.detached or alias.made in self.functional.written:
@@ -293,7 +290,7 @@ class JointRecorder(Recorder):
             needs = alias.made.meta.get("needs_gradient", False)
             alias.made.meta["needs_gradient"] = needs or alias.tensor.requires_grad
         views = tuple(map(self._views, self.leaves))
-        return Recorded(self.short(forward), views, frozenset(requires_grad), detached, eagers)
+        return Recorded(self.short(forward), views, frozenset(requires_grad), eagers)
 
     def _put_back(self, forward: GraphModule) -> None:
         """Put steps that were left out into the recorded graph."""
@@ -328,15 +325,6 @@ class JointRecorder(Recorder):
         if leaf.requires_grad and leaf.is_complex():
             raise CaptureError("gradients of complex results are not supported")
         return leaf.requires_grad
-
-    def _detached(self, spec: OutputSpec, position: int) -> bool:
-        """Whether the result is a view of an input that needs gradients, and itself needs none."""
-        leaf, root = self.leaves[position], self.placeholders[spec.index]
-        if leaf is root or leaf.requires_grad == root.requires_grad:
-            return False
-        if leaf.requires_grad:
-            raise CaptureError("the result is a view of an input, and only the view needs gradients")
-        return True
 
     def _tangent(self, position: int) -> Node:
         leaf: Tensor = self.leaves[position]

@@ -78,8 +78,7 @@ class ResultLeaves:
             raise CaptureError(f"the result holds a view of {base.root.dtype} as {leaf.dtype}; it runs in eager mode")
         if base.input_index is not None:
             index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
-            root = self.placeholders[index]
-            return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
+            return self._of_input(leaf, index)
         needs_gradients = leaf.requires_grad and not self.gradients
         if needs_gradients and not is_freed(leaf):
             made = "a new tensor collects them" if leaf.is_leaf else "torch.enable_grad in forward"
@@ -93,6 +92,13 @@ class ResultLeaves:
             self.values.append(self._fresh(base.node))
         view = None if is_whole and is_first else _layout(leaf, base.root)
         return OutputSpec("graph", self._roots[id(base)], view, freed=needs_gradients)
+
+    def _of_input(self, leaf: Tensor, index: int) -> OutputSpec:
+        root = self.placeholders[index]
+        if leaf.requires_grad and not root.requires_grad:
+            raise CaptureError("the result is a view of an input, and only the view needs gradients")
+        view = None if leaf is root else _layout(leaf, root)
+        return OutputSpec("input", index, view, detached=root.requires_grad and not leaf.requires_grad)
 
     def _fresh(self, node: Node) -> Node:
         """A copy of a constant made in ``forward``, which is a new tensor in each call."""

@@ -77,7 +77,8 @@ class OutputSpec:
     tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``number``: the Python number in
     leaf ``index``; ``python``: the plain object ``value``. With a ``view``, the leaf is a new tensor with that layout
     on the memory of that tensor, so that outputs and inputs share memory as in eager mode. ``freed``: it needs
-    gradients, and its gradients raise (:mod:`fuse.graph.freed_graphs`).
+    gradients, and its gradients raise (:mod:`fuse.graph.freed_graphs`). ``detached``: it needs none, although it is a
+    view of an input that does.
     """
 
     kind: Literal["graph", "input", "repeat", "number", "python"]
@@ -85,6 +86,7 @@ class OutputSpec:
     view: Layout | None = None
     value: object = None
     freed: bool = False
+    detached: bool = False
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,8 @@ def _reconstruction_of(leaves: Sequence[OutputSpec], spec: pytree.TreeSpec) -> R
     return lambda values, inputs: rebuild(iter(_reconstructed(leaves, values, inputs)))
 
 
-def reconstruct_leaves(signature: Signature, detached: frozenset[int]) -> Reconstruction:
-    """Like :func:`reconstruction`, but from the leaves of kind ``graph`` instead of the graph's values.
-
-    Views of inputs are differentiable, except those at the positions ``detached``.
-    """
+def reconstruct_leaves(signature: Signature) -> Reconstruction:
+    """Like :func:`reconstruction`, but from the leaves of kind ``graph`` instead of the graph's values."""
     outputs = signature.outputs
     rebuild = _builder(signature.out_spec)
     if all(spec.kind == "graph" for spec in outputs):
@@ -56,24 +53,21 @@ def reconstruct_leaves(signature: Signature, detached: frozenset[int]) -> Recons
         return lambda new, inputs: rebuild(iter(new))
     number = count()
     leaves = [replace(spec, index=next(number), view=None) if spec.kind == "graph" else spec for spec in outputs]
-    return lambda new, inputs: rebuild(iter(_reconstructed(leaves, new, inputs, detached)))
+    return lambda new, inputs: rebuild(iter(_reconstructed(leaves, new, inputs)))
 
 
 def _reconstructed(
-    leaves: Sequence[OutputSpec],
-    values: Sequence[Tensor | None],
-    inputs: Sequence[Tensor],
-    detached: frozenset[int] = frozenset(),
+    leaves: Sequence[OutputSpec], values: Sequence[Tensor | None], inputs: Sequence[Tensor]
 ) -> list[Any]:
     """All leaves in order; a repeated leaf is the same object as before, a number is read from an earlier tensor."""
     made: list[Any] = []
-    for position, spec in enumerate(leaves):
+    for spec in leaves:
         if spec.kind == "number":
             made.append(made[spec.index].item())
         elif spec.kind == "repeat":
             made.append(made[spec.index])
         else:
-            made.append(_leaf(spec, values, [t.detach() for t in inputs] if position in detached else inputs))
+            made.append(_leaf(spec, values, inputs))
     return made
 
 
@@ -83,6 +77,8 @@ def _leaf(spec: OutputSpec, values: Sequence[Tensor | None], inputs: Sequence[Te
     whole = values[spec.index] if spec.kind == "graph" else inputs[spec.index]
     if _is_plain(spec) or whole is None:
         return whole
+    if spec.detached:
+        whole = whole.detach()
     if (view := spec.view) is not None:
         whole = whole.as_strided(view.size, view.stride, whole.storage_offset() + view.offset)
     return freed(whole) if spec.freed else whole

@@ -109,7 +109,7 @@ class Training:
         ready = self.rewritten
         self.given = ready.given if ready else settle(forward, joint.backward, joint.given)
         finish = self.begin(forward)
-        self.rebuild = reconstruct_leaves(self.signature, joint.detached)
+        self.rebuild = reconstruct_leaves(self.signature)
         self._backwards: dict[frozenset[int], _Backward] = {}
         # A rewritten graph has constants of passes as further inputs at the end.
         self._layouts = {
@@ -316,9 +316,7 @@ class Training:
         """Further facts that must be equal for calls at other sizes, as a text."""
         assert self.rewritten is not None
         joint, ready = self.joint, self.rewritten
-        return repr(
-            (joint.gradients, sorted(joint.requires_grad), sorted(joint.detached), ready.given, ready.gradients)
-        )
+        return repr((joint.gradients, sorted(joint.requires_grad), ready.given, ready.gradients))
 
     def with_graphs(self, graphs: Sequence[GraphModule]) -> Training:
         """The training of such a call at other sizes, with these :meth:`graphs`."""

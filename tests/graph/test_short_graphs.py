@@ -127,6 +127,10 @@ def other_numbers(cell: Cell, x: Tensor, h: Tensor, t: int) -> Tensor:
     return plain(cell, x, h, t) * (1 / (t + 1))
 
 
+def another_sign_of_zero(cell: Cell, x: Tensor, h: Tensor, t: int) -> Tensor:
+    return plain(cell, x, h, t) + torch.sign(1 / (h.exp() * (0.0 if t != 30 else -0.0)))
+
+
 def in_pairs(cell: Cell, x: Tensor, h: Tensor, t: int) -> Tensor:
     h = plain(cell, x, h, t)
     return h.relu() if t % 2 else h
@@ -154,6 +158,7 @@ NEAR_MISSES = [
     begins_with_zeros,
     masked_by_numbers,
     other_numbers,
+    another_sign_of_zero,
     in_pairs,
 ]
 

@@ -7,7 +7,7 @@ import io
 import multiprocessing
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -641,6 +641,34 @@ def test_calls_of_a_fused_part_do_not_make_the_whole_stale() -> None:
             part(torch.randn(rows, 4))
         whole(torch.randn(2, 4))
     assert whole.compiled is program
+
+
+class Codebook(nn.Module):
+    """Returns and stores its weight, and parts of it, without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        self.table = self.weight.detach()[1:]
+        return x * 2, self.weight.detach(), self.weight.data, self.weight.detach().view(-1), self.weight[1:]
+
+
+@pytest.mark.parametrize("gradients", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_weight_without_gradients_is_returned_without_gradients(gradients: Callable[[], Any]) -> None:
+    model = Codebook()
+    fused = fuse.compile(model)
+    for _ in range(2):
+        with gradients():
+            results = fused(torch.ones(2, 3))
+            expected = model(torch.ones(2, 3))
+        for mine, theirs in zip(results, expected, strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.requires_grad == theirs.requires_grad
+            assert mine.data_ptr() == theirs.data_ptr() or mine is results[0]
+        assert not model.table.requires_grad
+    assert not fused.last_run.fallbacks
 
 
 def test_what_atens_operator_returns_of_a_parameter_is_detached_where_that_is_returned() -> None:

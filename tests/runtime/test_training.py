@@ -336,6 +336,33 @@ def test_a_loss_of_some_results_leaves_the_others_alone() -> None:
             torch.testing.assert_close(mine.grad, theirs.grad, equal_nan=True)
 
 
+class Fills(nn.Module):
+    """A loop whose steps read the part of a tensor that the step before wrote."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.linear, self.copies = nn.Linear(4, 4), copies
+
+    def forward(self, a: Tensor) -> Tensor:
+        out = a.new_zeros(len(a) + 1, 3, 4)
+        for t in range(len(a)):
+            h = out[t].clone() if self.copies else out[t]
+            out[t + 1] = torch.tanh(a[t] + self.linear(h))
+        return out
+
+
+@pytest.mark.parametrize("steps", [2, 6, 40])
+def test_a_loop_that_overwrites_what_is_saved_raises_as_in_eager(steps: int) -> None:
+    a = torch.randn(steps, 3, 4)
+    assert_trains(Fills(copies=True), a, exact=False)
+    for run in (Fills(copies=False), fuse.compile(Fills(copies=False))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = run(a)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+
+
 def test_a_write_to_what_is_saved_is_noticed() -> None:
     model = Function(lambda w, a: torch.tanh(a @ w))
     fused = fuse.compile(model)

@@ -1,0 +1,72 @@
+"""Whether tensors that autograd saved can still be read: it raises for those that were freed or written since.
+
+    out[t + 1] = tanh(linear(out[t]))      linear saves out[t], whose memory the next steps write: backward raises
+
+A functional graph keeps every value, so that gradients taken of it would not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+_SAVED: dict[str, tuple[str, ...]] = {}
+"""Name of one of PyTorch's own autograd nodes -> its attributes that may hold saved tensors."""
+
+
+def error_of_saved(node: Any) -> RuntimeError | None:
+    """What autograd raises if it reads the tensors that ``node`` saved; None if it raises nothing."""
+    with _disable_current_modes():
+        return _error(node)
+
+
+def _error(node: Any) -> RuntimeError | None:
+    try:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            _ = node.saved_tensors
+            return None
+        if (name := node.name()) not in _SAVED:
+            found = [one for one in dir(node) if one.startswith("_saved_")]
+            _SAVED[name] = tuple(one for one in found if _may_be_tensors(getattr(node, one)))
+        for attribute in _SAVED[name]:
+            getattr(node, attribute)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _may_be_tensors(value: object) -> bool:
+    """Whether a node of the same name may save a tensor where one saved ``value``."""
+    return (
+        value is None
+        or isinstance(value, Tensor)
+        or (isinstance(value, tuple) and (not value or _may_be_tensors(value[0])))
+    )
+
+
+def reads_overwritten(leaves: Sequence[Any]) -> bool:
+    """Whether gradients of ``leaves`` may read a tensor that was written after autograd saved it.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y, z = x.exp(), x * 2
+    >>> _ = y.add_(1), z.add_(1)
+    >>> reads_overwritten([y]), reads_overwritten([z, 3])
+    (True, False)
+    """
+    seen: set[Any] = set()
+    worklist = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
+    with _disable_current_modes():
+        while worklist:
+            node = worklist.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            error = _error(node)
+            if error is not None and "modified by an inplace operation" in str(error):
+                return True
+            worklist.extend(following for following, _ in node.next_functions)
+    return False
