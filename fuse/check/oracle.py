@@ -34,6 +34,7 @@ from fuse.cost.observe import CountingMode
 from fuse.cost.profiles import of_device
 from fuse.devices import device_of
 from fuse.errors import CaptureError
+from fuse.graph.arguments import flatten_arguments
 from fuse.graph.attributes import restore, snapshots_of
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
@@ -296,24 +297,25 @@ def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[s
 def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
     """A later call of the compiled program, under a mode that counts its dispatches to ATen."""
     _seed(seed)
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    leaves, _ = flatten_arguments(call.args, call.kwargs)
     given = compiled.carried.extend(leaves, None)[0] if compiled.carried else leaves
     tensors = compiled.guard.pick((*given, *compiled.guard.state))
+    containers = compiled.carried.given(call.args, call.kwargs) or () if compiled.carried else ()
     assert compiled.program is not None
     assert compiled.rebuild is not None
     if compiled.training is not None:
         for tensor in call.tensors().values():
             tensor.grad = None
         with CountingMode() as counting:
-            result, launches, _ = compiled.training.run(tensors)
+            result, launches, _ = compiled.training.run(tensors, containers)
     else:
         with CountingMode() as counting:
             values, launches = compiled.program.run(tensors)
-        result = compiled.rebuild(values, tensors)
+        result = compiled.rebuild(values, (*tensors, *containers))
     if compiled.learning is not None:
         _, result = result
     if compiled.carried:
-        result = compiled.carried.assign(result)
+        result = compiled.carried.assign(result, containers)
     if compiled.training is not None:
         _backward(result)
     native = Launches.unpack(launches)
@@ -501,9 +503,9 @@ def _locate(call: CheckCall, compiled: Compiled, seed: int) -> str:
     _seed(seed)
     captured = capture(call.model, call.args, call.kwargs)
     fresh = copied(call)
-    leaves = pytree.tree_leaves((fresh.args, fresh.kwargs))
+    leaves, _ = flatten_arguments(fresh.args, fresh.kwargs)
     signature = captured.meta["signature"]
-    carry = carried(fresh.model, signature.mutated, leaves, None)
+    carry = carried(fresh.model, signature, leaves, None)
     given = carry.extend(leaves, None)[0] if carry else leaves
     sources = sources_of(signature.inputs, fresh.model, len(leaves))
     tensors = [given[source] if isinstance(source, int) else source for source in sources]

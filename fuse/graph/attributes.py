@@ -141,7 +141,7 @@ def collect(
             continue
         base = base_of(value)
         is_code = base is type or issubclass(kind, _CODE) or is_generator(kind)
-        if base is object and not is_code and not _holds_data(kind):
+        if base is object and not is_code and not holds_data(kind):
             continue
         if code is not None and (is_code or base is not kind):
             code.append(value)
@@ -149,7 +149,7 @@ def collect(
             continue
         seen.add(id(value))
         now = contents(value, base)
-        attributes = attributes_of(value) if base is not kind and _holds_data(kind) else None
+        attributes = attributes_of(value) if base is not kind and holds_data(kind) else None
         is_object = base is not kind and not issubclass(kind, nn.Module)
         if is_object and _is_shared((*now.values, *(attributes or {}).values())):
             continue
@@ -173,7 +173,7 @@ def is_atom(kind: type) -> bool:
     return id(kind) in _ATOM_IDS
 
 
-def _holds_data(kind: type) -> bool:
+def holds_data(kind: type) -> bool:
     """Whether ``forward`` may keep state in objects of this class, which is no container.
 
     Classes of Python and torch keep internal records (loggers, for example). So do classes of fuse, and another thread

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
+from fuse.graph.arguments import flatten_arguments
 from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
@@ -102,7 +102,7 @@ _CAPTURING = ForkedLock()
 @contextlib.contextmanager
 def _fake_mode(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[FakeTensorMode]:
     """The fake mode of the tensors that are fake already; otherwise a new one."""
-    tensors = [*pytree.tree_leaves((args, dict(kwargs))), *model.parameters(), *model.buffers()]
+    tensors = [*flatten_arguments(args, kwargs)[0], *model.parameters(), *model.buffers()]
     modes = {id(t.fake_mode): t.fake_mode for t in tensors if isinstance(t, FakeTensor)}
     if len(modes) > 1:
         raise CaptureError("the model and its arguments belong to different fake tensor modes")

@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, probing
+from fuse.graph.arguments import named_leaves
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
 from fuse.graph.conversions import idle_conversions
@@ -44,6 +45,7 @@ from fuse.graph.evaluating import NoData
 from fuse.graph.fake_parameters import with_fake_parameters
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
+from fuse.graph.given_containers import GivenContainers
 from fuse.graph.hidden_fakes import fakes_hidden
 from fuse.graph.inference import InferenceModes, inference_followed
 from fuse.graph.learned import Learning
@@ -58,10 +60,10 @@ from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.repeated_calls import RepeatedCalls
 from fuse.graph.requires_grad import RequiresGradOfArguments, needed_at_first, switched
 from fuse.graph.result_leaves import ResultLeaves
-from fuse.graph.result_structure import flatten_result
+from fuse.graph.result_structure import GivenContainer, flatten_result
 from fuse.graph.seeding import followed
 from fuse.graph.short_graphs import COLLECTORS, shortened
-from fuse.graph.signature import Attribute, Dispatch, InputSpec, Signature
+from fuse.graph.signature import Attribute, ChangedContainers, Dispatch, InputSpec, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.value_checks import check_values, values_checked
 from fuse.graph.value_reads import READS, Inputs, Reader, reads_followed
@@ -114,15 +116,19 @@ class Recorder(TorchDispatchMode):
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
         self.numbers: dict[Node, int] = {}  # node of a Number in the result -> its leaf
+        self.containers = GivenContainers()
+        self.changed_containers: ChangedContainers | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-        leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
+        leaves, spec = named_leaves(args, kwargs)
         names = parameter_names(self.model)
         fake_leaves = [self._argument(argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
+        named = named_arguments(self.model, fake_args, fake_kwargs)
+        self.containers = GivenContainers.of((args, kwargs), (fake_args, fake_kwargs), named)
         try:
             with (
-                self._recording("forward", self._read_state(named_arguments(self.model, fake_args, fake_kwargs))),
+                self._recording("forward", self._read_state(named)),
                 torch.set_grad_enabled(self.gradients),
             ):
                 result = self.model(*fake_args, **fake_kwargs)
@@ -268,6 +274,7 @@ class Recorder(TorchDispatchMode):
         """A context in which parameters and buffers are fake. Changes of other state are found and undone."""
         self._check_entries()
         before = reached_by(self.model, arguments)
+        before = replace(before, held=[one for one in before.held if not self.containers.owns(one.live)])
         if before.iterators:  # the values that it gave cannot be put back
             name = before.iterators[0].name
             raise CaptureError(f"forward may advance {name}, an iterator; a graph cannot hold that")
@@ -291,6 +298,7 @@ class Recorder(TorchDispatchMode):
         if left is not dtype:
             raise CaptureError(f"forward sets the default dtype of torch to {left}; a graph cannot hold that")
         self.overlay.check()
+        self.changed_containers = self.containers.changes([one.live for one in before.held])
         changes = [change for change in assigned() if change.attribute not in self.overlay.plan.attributes] + changes
         if changes:
             found = [(change.whole, self._assigned(change)) for change in changes]
@@ -359,9 +367,13 @@ class Recorder(TorchDispatchMode):
         return (tensors, result) if self.learning else result
 
     def _with_assigned(self, result: Any) -> Any:
-        """The pair of ``result`` and the assigned values; attributes that the call reads become inputs."""
-        overlay = self.overlay
-        if not overlay.slots:
+        """``result``, the assigned values and the new contents of containers, if there are any; attributes that the
+        call reads become inputs."""
+        overlay, changed = self.overlay, self.changed_containers
+        result = self.containers.replaced(result)
+        if changed is None and any(isinstance(leaf, GivenContainer) for leaf in flatten_result(result)[0]):
+            changed = self.changed_containers = ChangedContainers(())
+        if not overlay.slots and changed is None:
             return result
         overlay.refuse_counts(result)
         leaves = overlay.leaves()
@@ -374,7 +386,7 @@ class Recorder(TorchDispatchMode):
                 if id(fake) not in positions:
                     raise CaptureError("forward assigns and reads an attribute in a way that cannot be followed")
                 self.inputs[i] = replace(spec, index=positions[id(fake)])
-        return result, overlay.assigned()
+        return result, overlay.assigned(), self.containers.new_contents(changed.changed if changed else ())
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
@@ -518,6 +530,7 @@ class Recorder(TorchDispatchMode):
             not self.packs,
             self.context,
             self.inference.is_whole(),
+            self.changed_containers,
         )
         return module
 

@@ -17,7 +17,7 @@ from fuse.errors import CaptureError
 from fuse.graph.freed_graphs import is_freed
 from fuse.graph.functional import Functionalizer
 from fuse.graph.read_numbers import is_number, node_of
-from fuse.graph.result_structure import is_constant
+from fuse.graph.result_structure import GivenContainer, is_constant
 from fuse.graph.signature import Advance, Layout, Mutation, OutputSpec
 
 
@@ -65,6 +65,8 @@ class ResultLeaves:
     def _output(self, leaf: Any) -> OutputSpec:
         if is_number(leaf):
             return OutputSpec("number", self.numbers[node_of(leaf)])
+        if isinstance(leaf, GivenContainer):
+            return OutputSpec("container", leaf.index)
         if not isinstance(leaf, Tensor):
             if not (is_constant(leaf) or isinstance(leaf, Advance)):
                 raise CaptureError(

@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fuse.graph.opened_objects import OpenedObject, can_be_opened
 from fuse.graph.read_numbers import is_number
 
 _CONSTANTS = (
     bool, int, float, complex, str, bytes, type, enum.Enum, torch.dtype, torch.device, torch.layout,
     torch.memory_format,
 )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenContainer:
+    """A container of the caller's, in a result: number ``index`` of the call's containers, counted from the end."""
+
+    index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +50,16 @@ def flatten_result(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
     ([tensor([0.]), 2], {'pair': Pair(a=10, b=20)})
     """
     return pytree.tree_flatten(_opened(result), is_leaf=_is_size)
+
+
+def with_replaced(result: Any, replacement: Callable[[Any], Any]) -> Any:
+    """A result for :func:`flatten_result`, with ``replacement(part)`` in place of the parts for which it is not None.
+
+    >>> cache = [1]
+    >>> with_replaced((2, cache), lambda part: "the cache" if part is cache else None)
+    (2, 'the cache')
+    """
+    return _opened(result, replacement)
 
 
 def named_parts(result: Any, name: str = "result") -> dict[str, Any]:
@@ -116,15 +134,36 @@ def is_constant(leaf: Any) -> bool:
     return leaf is None or leaf is Ellipsis or isinstance(leaf, _CONSTANTS)
 
 
-def _opened(result: Any) -> Any:
-    """The same structure, with :class:`_Fields` in place of every dataclass that contains a tensor."""
-    leaves, spec = pytree.tree_flatten(result, is_leaf=_is_size)
-    return pytree.tree_unflatten([_fields(leaf) if _is_dataclass(leaf) else leaf for leaf in leaves], spec)
+def _opened(result: Any, replacement: Callable[[Any], Any] = lambda part: None) -> Any:
+    """The same structure, with :class:`_Fields` or :class:`OpenedObject` in place of every dataclass and object that
+    contains a tensor or a part that is replaced. An object that occurs again stays one leaf."""
+    return _opened_part(result, replacement, set())
 
 
-def _fields(value: Any) -> Any:
-    fields = _Fields(type(value), {f.name: _opened(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    return fields if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(fields)) else value
+def _opened_part(result: Any, replacement: Callable[[Any], Any], seen: set[int]) -> Any:
+    def is_leaf(part: Any) -> bool:
+        return isinstance(part, (torch.Size, _Fields, OpenedObject)) or replacement(part) is not None
+
+    leaves, spec = pytree.tree_flatten(result, is_leaf=is_leaf)
+    return pytree.tree_unflatten([_opened_leaf(leaf, replacement, seen) for leaf in leaves], spec)
+
+
+def _opened_leaf(leaf: Any, replacement: Callable[[Any], Any], seen: set[int]) -> Any:
+    if (replaced := replacement(leaf)) is not None:
+        return replaced
+    if isinstance(leaf, (Tensor, _Fields, OpenedObject, GivenContainer)):
+        return leaf
+    opened: _Fields | OpenedObject
+    if _is_dataclass(leaf):
+        fields = {f.name: _opened_part(getattr(leaf, f.name), replacement, seen) for f in dataclasses.fields(leaf)}
+        opened = _Fields(type(leaf), fields)
+    elif can_be_opened(leaf) and id(leaf) not in seen:
+        seen.add(id(leaf))
+        attributes = {name: _opened_part(value, replacement, seen) for name, value in vars(leaf).items()}
+        opened = OpenedObject(type(leaf), attributes)
+    else:
+        return leaf
+    return opened if any(isinstance(part, (Tensor, GivenContainer)) for part in pytree.tree_leaves(opened)) else leaf
 
 
 def _is_dataclass(value: Any) -> bool:

@@ -75,18 +75,31 @@ class OutputSpec:
 
     ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same
     tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``number``: the Python number in
-    leaf ``index``; ``python``: the plain object ``value``. With a ``view``, the leaf is a new tensor with that layout
+    leaf ``index``; ``container``: the caller's own container ``index`` (counted from the end); ``python``: the plain
+    object ``value``. With a ``view``, the leaf is a new tensor with that layout
     on the memory of that tensor, so that outputs and inputs share memory as in eager mode. ``freed``: it needs
     gradients, and its gradients raise (:mod:`fuse.graph.freed_graphs`). ``detached``: it needs none, although it is a
     view of an input that does.
     """
 
-    kind: Literal["graph", "input", "repeat", "number", "python"]
+    kind: Literal["graph", "input", "repeat", "number", "container", "python"]
     index: int = -1
     view: Layout | None = None
     value: object = None
     freed: bool = False
     detached: bool = False
+
+
+@dataclass(frozen=True)
+class ChangedContainers:
+    """The containers among the arguments (:func:`fuse.graph.arguments.containers_of`) that a call changes.
+
+    ``changed``: their numbers; their new contents are at the end of the result's leaves. ``held``: the ``id`` of each
+    list and dictionary that the model and its code hold; the call's containers must be others.
+    """
+
+    changed: tuple[int, ...]
+    held: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -150,10 +163,11 @@ class Dispatch(NamedTuple):
 class Signature:
     """The signature of one captured graph, in ``graph.meta["signature"]``.
 
-    With ``mutated`` attributes, ``outputs`` and ``out_spec`` describe the pair (result, values to assign). With
-    ``learning``, they describe the pair (confirming values, all that). ``eagers``: whether ``dispatches`` are eager's;
-    for packed sequences, eager's depend on values. ``context``: the context variables that ``forward`` may read, with
-    their values. ``inference``: whether ``forward`` runs all operators in an inference mode of its own.
+    With ``mutated`` attributes or ``containers``, ``outputs`` and ``out_spec`` describe the triple (result, values to
+    assign, new contents). With ``learning``, they describe the pair (confirming values, all that). ``eagers``: whether
+    ``dispatches`` are eager's; for packed sequences, eager's depend on values. ``context``: the context variables that
+    ``forward`` may read, with their values. ``inference``: whether ``forward`` runs all operators in an inference mode
+    of its own. ``containers``: those of the arguments that the call changes or returns.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -166,3 +180,4 @@ class Signature:
     eagers: bool = True
     context: tuple[tuple[ContextVar[Any], Any], ...] = ()
     inference: bool = False
+    containers: ChangedContainers | None = None

@@ -130,7 +130,13 @@ def ending_of(graph: GraphModule) -> Ending | None:
     signature: Signature = graph.meta["signature"]
     learning = signature.learning
     found = [loop for node in graph.graph.nodes for loop in _loops_of(graph, node) if loop.spec.stop is not None]
-    if learning is None or len(found) != 1 or signature.mutated or not _has_operators_only(graph):
+    if (
+        learning is None
+        or len(found) != 1
+        or signature.mutated
+        or signature.containers
+        or not _has_operators_only(graph)
+    ):
         return None
     (loop,) = found
     stop, truths = loop.spec.stop, loop.truths

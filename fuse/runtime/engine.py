@@ -185,6 +185,10 @@ class Engine:
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self.eager(args, kwargs, reason)
+        containers = compiled.carried.given(args, kwargs) if compiled.carried else ()
+        if containers is None:
+            twice = "forward changes an argument that the call has twice, or that the model holds, too"
+            return self.eager(args, kwargs, Fallback(self._maker.name, "", twice))
         if compiled.training is not None:
             if compiled.training.twice:
                 return self.eager(args, kwargs, self._give_up(compiled, Fallback(self._maker.name, "", TWICE)))
@@ -193,12 +197,12 @@ class Engine:
         generator = torch.get_rng_state() if compiled.program.draws else None
         try:
             if compiled.training is not None:
-                result, launches, ran = compiled.training.run(tensors)
+                result, launches, ran = compiled.training.run(tensors, containers)
             else:
                 values, launches = compiled.program.run(tensors)
                 if compiled.confirmation is not None:
                     launches = compiled.confirmation.launched(values, launches)
-                result, ran = compiled.rebuild(values, tensors), None
+                result, ran = compiled.rebuild(values, (*tensors, *containers)), None
         except RaisedByHook as raised_by_hook:  # the user's: eager would call it, too
             raise raised_by_hook.error from raised_by_hook.error.__cause__
         except Exception as error:  # nothing was written: writes to inputs are a program's last steps
@@ -215,7 +219,7 @@ class Engine:
             self._observed = (launches, compiled, ran)
             if compiled.learning is not None:
                 _, result = result
-            return compiled.carried.assign(result) if compiled.carried else result
+            return compiled.carried.assign(result, containers) if compiled.carried else result
         return self.eager(
             args, kwargs, self._instead(compiled, raised)
         )  # which raises eager's own error, or catches it

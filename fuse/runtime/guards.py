@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fuse.devices import HOST, autocast_modes
+from fuse.graph.arguments import flatten_arguments
 from fuse.graph.object_contents import Contents, base_of, contents, memory_kinds
 from fuse.graph.reachable_state import value_of
 from fuse.graph.signature import InputSpec, held_tensor
@@ -85,7 +86,7 @@ def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any
     """
     if not kwargs and _PLAIN_LEAVES.issuperset(map(type, args)):
         return args, None
-    return pytree.tree_flatten((args, kwargs))
+    return flatten_arguments(args, kwargs)
 
 
 def modes() -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
+from fuse.graph.arguments import flatten_arguments, with_tensors
 from fuse.graph.fake_mode import FakeMode
 from fuse.kernel.region_text import Numbers
 from fuse.runtime.making import Maker, ModelCall, captured, joint
@@ -24,7 +24,7 @@ from fuse.runtime.training import Finish, Training
 def made_up_call(call: ModelCall, numbers: Numbers) -> ModelCall:
     """``call`` with tensors of other layouts, whose memory is not written; ``numbers`` are their sizes and strides."""
     args, kwargs = arguments_at(call.args, call.kwargs, numbers)
-    return ModelCall(args, kwargs, args if call.spec is None else pytree.tree_leaves((args, kwargs)), call.spec)
+    return ModelCall(args, kwargs, args if call.spec is None else flatten_arguments(args, kwargs)[0], call.spec)
 
 
 def graphs_of(
@@ -34,7 +34,7 @@ def graphs_of(
     mode = FakeMode(allow_non_fake_inputs=True)
     tensors = {id(leaf): leaf for leaf in call.leaves if isinstance(leaf, Tensor)}
     fakes = {key: mode.from_tensor(leaf) for key, leaf in tensors.items()}
-    args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: fakes[id(leaf)], (call.args, call.kwargs))
+    args, kwargs = with_tensors(call.args, call.kwargs, lambda leaf: fakes[id(leaf)])
     without_data = ModelCall(args, kwargs, [fakes.get(id(leaf), leaf) for leaf in call.leaves], call.spec)
 
     def begin(graph: GraphModule) -> Finish:

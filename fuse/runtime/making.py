@@ -191,7 +191,7 @@ def make(
         maker.warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
     if graph is not None:
         program.fallbacks += tuple(_left_out(failed) for failed in graph.meta["failed"])
-    carry = carried(maker.model, signature.mutated, call.leaves, call.spec)
+    carry = carried(maker.model, signature, call.leaves, call.spec)
     given = carry.extend(call.leaves, call.spec) if carry else (call.leaves, call.spec)
     if new := [one.attribute for one in signature.mutated if one.attribute not in maker.kept]:
         maker.kept += tuple(new)

@@ -1,10 +1,10 @@
-"""Attributes that ``forward`` assigns: read before a compiled call, and assigned after it.
+"""Attributes that ``forward`` assigns, and containers that it changes: read before a compiled call, written after it.
 
     leaves of the call              (x,)                     structure of the call
         + attributes that it reads  (x, h)                   and of these              ->   guard, program
-    (result, (new h, steps + 1))    ->   model.h = new h; model.steps += 1             ->   result
+    (result, (new h, steps + 1), ([new k],))   ->   model.h = new h; model.steps += 1; past[:] = [new k]   ->   result
 
-Attributes that the call assigns without reading them are not guarded.
+Attributes that the call assigns without reading them are not guarded. Containers are arguments, which are guarded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fuse.graph.arguments import containers_of, entries_of
+from fuse.graph.given_containers import fill
 from fuse.graph.mutated_attributes import current
 from fuse.graph.result_structure import flatten_result
-from fuse.graph.signature import Advance, Attribute, MutatedAttribute
+from fuse.graph.signature import Advance, Attribute, ChangedContainers, Signature
 from fuse.runtime.call_keys import key_of_call
 
 Slot = tuple[nn.Module, str]
@@ -27,7 +29,7 @@ Slot = tuple[nn.Module, str]
 
 @dataclass(frozen=True)
 class Carried:
-    """The attributes that one variant reads and assigns.
+    """The attributes that one variant reads and assigns, and the containers among its arguments that it changes.
 
     Attributes:
         slots: all of them, as (module, name).
@@ -35,6 +37,7 @@ class Carried:
         counted: integers to which calls add a constant.
         assigned: those that are assigned; True if they are dictionaries whose entries are replaced.
         call: a key of the calls that the variant may serve.
+        containers: the containers that it changes or returns; None if there are none.
     """
 
     slots: tuple[Slot, ...]
@@ -42,16 +45,33 @@ class Carried:
     counted: tuple[Slot, ...]
     assigned: tuple[tuple[Slot, bool], ...]
     call: Hashable
+    containers: ChangedContainers | None = None
 
     def extend(self, leaves: Sequence[Any], spec: Any) -> tuple[Sequence[Any], Any]:
         """The leaves of a call and of the attributes that are read, and the structure of both."""
+        if not self.slots:
+            return leaves, spec
         more, structure = flatten_result(tuple(_given(current(*slot), number) for slot, number in self.read))
         counts = all(type(current(*slot)) is int for slot in self.counted)
         return (*leaves, *more), (spec, structure, counts)
 
-    def assign(self, result: tuple[Any, Sequence[Any]]) -> Any:
-        """Assign the attributes after a call; returns the call's own result."""
-        own, values = result
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
+        """The containers of a call; None if one of them occurs twice, or if the model holds it, too."""
+        if self.containers is None:
+            return ()
+        given = containers_of(args, kwargs)
+        if self.containers.changed:
+            ids = {id(entries_of(one)) for one in given}
+            if len(ids) < len(given) or not ids.isdisjoint(self.containers.held):
+                return None
+        return given
+
+    def assign(self, result: tuple[Any, Sequence[Any], Sequence[Any]], given: Sequence[Any]) -> Any:
+        """Assign the attributes after a call, and fill its containers; returns the call's own result."""
+        own, values, contents = result
+        if self.containers is not None:
+            for number, held in zip(self.containers.changed, contents, strict=True):
+                fill(given[number], held)
         if self.counted:
             values = pytree.tree_map_only(Advance, self._advanced, values)
         for ((module, name), entries), value in zip(self.assigned, values, strict=True):
@@ -74,9 +94,11 @@ def _given(value: Any, number: bool) -> Any:
     return torch.tensor(value, dtype=torch.float64 if type(value) is float else torch.int64, device="cpu")
 
 
-def carried(model: nn.Module, kept: Sequence[MutatedAttribute], leaves: Sequence[Any], spec: Any) -> Carried | None:
-    """The attributes that a variant for calls like this one reads and assigns; None if there are none."""
-    if not kept:
+def carried(model: nn.Module, signature: Signature, leaves: Sequence[Any], spec: Any) -> Carried | None:
+    """The attributes that a variant for calls like this one reads and assigns, and the containers that it changes; None
+    if there are none."""
+    kept = signature.mutated
+    if not kept and signature.containers is None:
         return None
     slots = [(model.get_submodule(one.attribute.owner), one.attribute.name) for one in kept]
     return Carried(
@@ -85,6 +107,7 @@ def carried(model: nn.Module, kept: Sequence[MutatedAttribute], leaves: Sequence
         tuple(slot for slot, one in zip(slots, kept, strict=True) if one.counted),
         tuple((slot, one.attribute.entries) for slot, one in zip(slots, kept, strict=True) if one.assigned),
         key_of_call(leaves, spec),
+        signature.containers,
     )
 
 

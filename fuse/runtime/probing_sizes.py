@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fuse.graph.arguments import flatten_arguments
 from fuse.kernel.region_text import Numbers
 
 CANDIDATES = 24
@@ -77,7 +78,7 @@ def arguments_at(
     >>> x.shape
     torch.Size([5, 3])
     """
-    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    leaves, structure = flatten_arguments(args, kwargs)
     rest = iter(numbers)
     made: dict[int, Tensor] = {}
     for leaf in leaves:

@@ -145,7 +145,7 @@ class Training:
             written = (mutation.value_index for mutation in self.signature.mutations)
             self.program.save_in_blocks(saved.difference(bases, written))
 
-    def run(self, tensors: Sequence[Tensor]) -> tuple[Any, Launches | int, Ran]:
+    def run(self, tensors: Sequence[Tensor], containers: Sequence[Any] = ()) -> tuple[Any, Launches | int, Ran]:
         """Run the forward program as an autograd node: the model's result, the launches, and the record of the call."""
         ran = Ran(self)
         linked = tensors
@@ -160,7 +160,7 @@ class Training:
             raise
         for mutation in self.signature.mutations:
             torch.autograd.graph.increment_version(tensors[mutation.input_index])
-        return self.rebuild(leaves, tensors), ran.launches, ran
+        return self.rebuild(leaves, (*tensors, *containers)), ran.launches, ran
 
     def wait(self) -> None:
         """Wait until the backward program for a loss of all results is compiled.

@@ -420,7 +420,7 @@ def test_what_is_put_into_an_argument_reaches_the_caller() -> None:
         for _ in range(2):
             fused(torch.ones(3), seen, found)
             assert fused.last_run is not None
-            assert "forward changes argument" in fused.last_run.fallbacks[0].reason
+            assert not fused.last_run.fallbacks
     assert [value.tolist() for value in seen] == [[2.0] * 3] * 2
     assert list(found) == ["x"]
 

@@ -14,6 +14,7 @@ from fuse.check.locate import isolated
 from fuse.check.precision.chains import Chain, Execute, measure
 from fuse.check.precision.exact import wide
 from fuse.errors import CaptureError
+from fuse.graph.arguments import flatten_arguments
 from fuse.graph.capture import capture
 from fuse.graph.precision import Precision, Watch, in_precision
 from fuse.graph.signature import Signature
@@ -67,8 +68,8 @@ def chains(
 def inputs_of(graph: GraphModule, call: CheckCall) -> list[Tensor]:
     """The tensors of the placeholders of a graph captured from ``call``."""
     signature: Signature = graph.meta["signature"]
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
-    carry = carried(call.model, signature.mutated, leaves, None)
+    leaves, _ = flatten_arguments(call.args, call.kwargs)
+    carry = carried(call.model, signature, leaves, None)
     given = carry.extend(leaves, None)[0] if carry else leaves
     sources = sources_of(signature.inputs, call.model, len(leaves))
     return [(given[source] if isinstance(source, int) else source).detach() for source in sources]
