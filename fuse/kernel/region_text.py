@@ -45,9 +45,9 @@ def text_and_numbers(
         for value in parts_of(node.meta.get("val")):
             _sized(value, take)
         source = node.meta.get("source", "")
-        lines.append(
-            f"{node.op} {name_of(node)} {node.target if node.op != 'placeholder' else ''} {args} {layouts} {source}"
-        )
+        # A module's name counts the modules that passes made, of which they may have dropped some.
+        target = "" if node.op in ("placeholder", "call_module") else node.target
+        lines.append(f"{node.op} {name_of(node)} {target} {args} {layouts} {source}")
     lines.append(_text_of(extra, numbers_of))
     mapped(extra, take)
     return "\n".join(lines), tuple(numbers)
