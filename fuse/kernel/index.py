@@ -180,6 +180,8 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
 
     >>> reshape((Affine.of("i"), Affine.of("j")), (2, 3), (6,), {"i": 2, "j": 3})[0].__str__()
     '3 * i + j'
+    >>> reshape((Affine.of("i"), Affine.of("j") + Affine((), -1)), (2, 3), (6,), {"i": 2, "j": 3})[0].__str__()
+    '3 * i + j - 1'
     """
     if alike(shape, target):
         return index
@@ -193,10 +195,13 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
         last += 1
     inner = own[first : len(own) - last]
     rest = offset(tuple(i for i, _ in inner), contiguous_strides([extent for _, extent in inner]))
+    outermost, *others = asked[first : len(asked) - last] or [1]
     digits = []
-    for extent in reversed(asked[first : len(asked) - last]):
+    for extent in reversed(others):
         rest, digit = _take_digit(rest, extent, extents)
         digits.append(digit)
+    if not is_one(outermost):  # what is left, whatever it is: it may lie in padding, too
+        digits.append(rest)
     kept = iter((*(i for i, _ in own[:first]), *reversed(digits), *(i for i, _ in own[len(own) - last :])))
     return tuple(ZERO if is_one(extent) else next(kept) for extent in target)
 

@@ -112,6 +112,7 @@ class Batcher:
         values = [self.known[operand].meta["val"] for operand in operands]
         dims = tuple(0 if operand in self.batched else None for operand in operands)
         recorder = _RuleRecorder(self, source)
+        made: list[Any] = []  # the result of a step with parts that are None, which vmap rejects; None for one tensor
         function: Any = node.target
         if isinstance(function, OpOverload) and not ops.batch_rule(function):
             function = ops.parts(function) or function
@@ -122,15 +123,19 @@ class Batcher:
             given = dict(zip(operands, tensors, strict=True))
             args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
             result = function(*args, **kwargs)
-            return () if result is None else result  # an assertion
+            made.append(None if isinstance(result, Tensor) else result or ())
+            return result if made[-1] is None else [part for part in made[-1] if part is not None]
 
         run = torch.vmap(step, in_dims=dims) if any(dim == 0 for dim in dims) else step
         before = len(self.graph.nodes)
         with recorder, torch.no_grad():
-            result = run(*values)
+            result: Any = run(*values)
         if len(self.graph.nodes) - before > MOST_OPERATORS:
             raise CannotBatchError("the rule takes one step after the other")
-        return pytree.tree_map_only(Tensor, recorder.node, result)
+        if made[-1] is None:
+            return recorder.node(result)
+        parts = iter(result)
+        return [None if part is None else recorder.node(next(parts)) for part in made[-1]]
 
 
 class _RuleRecorder(TorchDispatchMode):

@@ -55,6 +55,24 @@ class Unrelated(Convolved):
         return h
 
 
+class LocationAware(nn.Module):
+    """Attention that sees where it was: the weights of the step before are convolved, and the places are rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(1, 4, 5, padding=2, bias=False)
+        self.places, self.scores = nn.Linear(4, CHANNELS), nn.Linear(CHANNELS, 1)
+
+    def forward(self, xs: Tensor, h: Tensor) -> Tensor:
+        values = h.transpose(1, 2)
+        weights = torch.softmax(values.sum(-1), -1)
+        for x in xs:
+            places = self.places(self.convolution(weights[:, None]).transpose(1, 2))
+            scores = self.scores(torch.tanh(places + values + x.transpose(1, 2)))
+            weights = torch.softmax(scores.squeeze(-1), -1)
+        return weights
+
+
 def given(*places: int, steps: int = STEPS, trained: bool = True) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return (
@@ -80,8 +98,9 @@ def reversed_loops(model: nn.Module, *args: Tensor) -> list[Loop]:
         (Convolved(nn.Conv3d, padding=1), (3, 2, 4)),
         (ConvLSTM(), (4, 5)),
         (Unrelated(padding=1), (4, 5)),
+        (LocationAware(), (7,)),
     ],
-    ids=["3x3", "1x1", "3x1", "same", "1d", "3d", "ConvLSTM", "of inputs alone"],
+    ids=["3x3", "1x1", "3x1", "same", "1d", "3d", "ConvLSTM", "of inputs alone", "of attention"],
 )
 def test_a_step_that_convolves_is_differentiated_in_one_kernel(model: nn.Module, places: tuple[int, ...]) -> None:
     report = check(model, given(*places), train=True)

@@ -101,6 +101,12 @@ def test_dimensions_that_stay_may_be_read_outside() -> None:
     assert reshape((i, ZERO, j + -2), (6, 1, 9), (2, 3, 9), {"i": 2, "j": 13}) == (ZERO, i, j + -2)
 
 
+def test_what_is_left_for_the_outermost_dimension_may_be_read_outside() -> None:
+    i, j, k = (Affine.of(atom) for atom in "ijk")
+    assert reshape((i, j + -2), (4, 9), (36,), {"i": 4, "j": 13}) == (i * 9 + j + -2,)
+    assert reshape((i, j + -2, k), (4, 9, 8), (36, 8), {"i": 4, "j": 13, "k": 8}) == (i * 9 + j + -2, k)
+
+
 def test_a_reshape_across_common_factors_only_is_refused() -> None:
     with pytest.raises(NotAffine, match="fits no loop order"):
         reshape((Affine.of("i"), Affine.of("j")), (2, 3), (3, 2), {"i": 2, "j": 3})

@@ -57,6 +57,19 @@ def test_a_number_beside_a_scalar_of_each_step_is_a_tensor_of_the_scalars_dtype(
     assert all(isinstance(operand, Node) for operand in nodes[-1].args)
 
 
+def test_results_that_are_none_are_none_for_all_steps() -> None:
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        image, of_weight, of_bias = aten.convolution_backward(
+            torch.ones(3, 4, 6), x, w, None, [1], [0], [1], False, [0], 1, [True, False, False]
+        )
+        assert of_weight is None
+        assert of_bias is None
+        return image
+
+    nodes = batched(run, torch.randn(3, 2, 8), torch.randn(4, 2, 3))
+    assert [node.target for node in nodes].count(aten.convolution_backward.default) == 1
+
+
 def test_a_rule_that_takes_one_step_after_the_other_is_refused() -> None:
     with pytest.raises(CannotBatchError, match="one step after the other"):
         batched(lambda x, w: torch.index_add(x, 1, (x[0] * 0).long(), x), torch.randn(3, 5), torch.randn(5))
