@@ -14,7 +14,6 @@ from torch.compiler import is_compiling
 
 from fuse.errors import FuseError
 from fuse.graph.precision import Precision, in_precision
-from fuse.graph.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import HOOKS
 from fuse.rewrite import registry
 from fuse.runtime.engine import Engine
@@ -85,7 +84,7 @@ class Fused(nn.Module):
         self.__dict__.pop("training", None)  # the model's own is found by __getattr__
         for name in _SHARED:
             self.__dict__[name] = getattr(engine.model, name)
-        self.__dict__["_hooks"] = [*(self.__dict__[name] for name in HOOKS), *GLOBAL_HOOKS]
+        self.__dict__["_hooks"] = [self.__dict__[name] for name in HOOKS]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or any(self.__dict__["_hooks"]) or is_traced():

@@ -70,7 +70,7 @@ class StateGuard:
         self.unwatched = unwatched
         self._pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # (expected, live)
         self._partly: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []  # (expected, live, but for)
-        self._empty: list[Any] = list(GLOBAL_HOOKS)
+        self._empty: list[Any] = [hooks for hooks in GLOBAL_HOOKS if not hooks]
         self._seen: set[int] = set()
         self._watch_tensors = watch_tensors
         self._left_out = {
@@ -78,6 +78,7 @@ class StateGuard:
             for path, module in model.named_modules()
             if (names := frozenset(attribute.name for attribute in unwatched if attribute.owner == path))
         }
+        self._pairs += [(dict(hooks), hooks) for hooks in GLOBAL_HOOKS if hooks]
         for module in model.modules():
             self._watch_module(module)
         self._versioned: _Versioned | None = None if self._partly else _Versioned.of(self._pairs, self._empty)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import fuse
 from fuse.runtime import guards, state_guard
 from fuse.runtime.guards import call_guard, flatten, modes, overlaps
 from fuse.runtime.state_guard import StateGuard
@@ -103,6 +104,34 @@ def test_a_hook_for_all_modules_is_noticed() -> None:
     finally:
         handle.remove()
     assert guard.holds()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_hooks_for_all_modules_change_results_as_in_eager_while_they_are_there(gradients: bool) -> None:
+    module = nn.modules.module
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    fused = fuse.compile(model)
+    x = torch.randn(2, 3)
+
+    def agrees() -> None:
+        with torch.set_grad_enabled(gradients):
+            torch.testing.assert_close(fused(x), model(x))
+
+    agrees()
+    for register, hook in (
+        (module.register_module_forward_hook, lambda _, args, result: result * 2),
+        (module.register_module_forward_pre_hook, lambda _, args: (args[0] + 1,)),
+    ):
+        handle = register(hook)
+        try:
+            agrees()
+            compiled = fused.compiled
+            agrees()
+            assert compiled is not None
+            assert fused.compiled is compiled
+        finally:
+            handle.remove()
+        agrees()
 
 
 def test_values_of_tensors_do_not_make_the_model_another() -> None:
