@@ -97,7 +97,7 @@ NEXT = (
 )  # fmt: skip
 KEPT = (
     "stack", "stack", "cat", "rows", "columns", "last", "some", "reversed", "pair", "twice", "with first", "scores",
-    "sum", "sum of means", "wide", "read so far", "written so far",
+    "sum", "sum of means", "wide", "read so far", "written so far", "places", "parts",
 )  # fmt: skip
 AFTERWARDS = (  # another loop behind the first one
     "for t in range(T): z = torch.tanh({read} + z @ self.w00)",
@@ -109,16 +109,22 @@ AFTERWARDS = (  # another loop behind the first one
 
 
 def program(seed: int) -> Program:
-    """A loop over 1 to 12 steps, mostly enough to roll, with one to three states; some called with several lengths."""
+    """A loop over 1 to 12 steps, mostly enough to roll, with one to three states; some called with several lengths.
+
+    Some loops are so long that graphs leave out steps. They are in float64, since errors grow from step to step.
+    """
     draw = Draw(seed)
     widths = tuple(draw.pick(WIDTHS) for _ in range(3))
     length = draw.number(4, 12) if draw.once_in(2) else draw.pick([1, 2, 3, 5, 8, 11])
     batch = draw.number(1, 7)
     dtype = draw.pick([torch.float32] * 9 + [torch.float64, torch.float64, torch.bfloat16])
     train = draw.once_in(4)
+    more = draw.number(28, 34) if draw.once_in(6) else 0
+    if more:
+        length, dtype = length + more, torch.float64
     sizes = [(length, batch)]
     if draw.once_in(4):
-        sizes += [(draw.number(2, 12), batch if draw.once_in(2) else draw.number(1, 7)) for _ in range(2)]
+        sizes += [(more + draw.number(2, 12), batch if draw.once_in(2) else draw.number(1, 7)) for _ in range(2)]
         sizes.append(sizes[0])
     text = LoopText(draw, widths).text()
     start = draw.number(0, 5)
@@ -235,6 +241,16 @@ class LoopText:
                 case "columns":
                     before.append(f"{y} = torch.zeros(B, T, {width}, dtype=x[0].dtype)")
                     inside, results = [*inside, f"{y}[:, t] = {value}"], [*results, y]
+                case "places":
+                    before.append(f"{y} = torch.ones(2 * T + 3, B, {width}, dtype=x[0].dtype)")
+                    place = self.pick(["t + 1", "-1 - t", "T - t", "2 * t", "t - T", "t - 3", "t // 2", "t % 3"])
+                    inside.append(f"{y}[{place}] = {value}")
+                    inside += self.pick([[], [], [f"{y}[t] = {value} * 2"], [f"{y}[t + 2] += 1"], [f"{y}[t, 0] = 0.5"]])
+                    results += self.pick([[y], [y, f"{y}[3]"], [f"{y}.transpose(0, 1)"]])
+                case "parts":
+                    before, inside = [*before, f"{y} = []"], [*inside, f"{y}.append({value})"]
+                    part = self.pick(["[::2]", "[1:]", "[:-1]", "[-2:]", "[T // 2 :]", "[:3]"])
+                    results.append(f"torch.stack({y}{part} + {y}[:1])")
                 case "last":
                     results.append(f"{value} * 2" if self.draw.once_in(2) else f"{value}.sum()")
                 case "some":
@@ -288,8 +304,8 @@ class LoopText:
         return before, inside, after, results
 
     def irregular(self) -> str:
-        when = self.pick(["t == 0", "t == T - 1", "t == T // 2", "t % 2", "t > 1"])
+        when = self.pick(["t == 0", "t == T - 1", "t == T // 2", "t % 2", "t > 1", "t % 5 == 4"])
         name = self.pick(self.states)
         return f"if {when}: {name} = " + self.pick(
-            [f"{name} * 0.5", f"{name}.cos()", f"{name} + t", f"{name} * keep[t]"]
+            [f"{name} * 0.5", f"{name}.cos()", f"{name} + t", f"{name} * keep[t]", f"{name}.detach()", f"{name} * -0.0"]
         )
