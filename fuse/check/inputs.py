@@ -18,8 +18,11 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
-from fuse.graph.attributes import INTERNAL
+from fuse.graph.arguments import containers_of, entries_of, named_leaves, with_tensors
+from fuse.graph.attributes import INTERNAL, ObjectSnapshot, snapshots_of
+from fuse.graph.object_contents import contents
 from fuse.graph.result_structure import named_parts
+from fuse.graph.signature import Attribute
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,20 @@ class CheckCall:
         >>> list(CheckCall(nn.Linear(2, 2), (torch.ones(1, 2),), {}).tensors())
         ['argument [0]', 'parameter weight', 'parameter bias']
         """
-        leaves, _ = pytree.tree_flatten_with_path(self.args)
-        named, _ = pytree.tree_flatten_with_path(self.kwargs)
-        found = {
-            f"argument {pytree.keystr(path)}": leaf for path, leaf in (*leaves, *named) if isinstance(leaf, Tensor)
-        }
+        leaves, _ = named_leaves(self.args, self.kwargs)
+        found = {f"argument {pytree.keystr(path[1:])}": leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
         found.update({f"parameter {name}": parameter for name, parameter in self.model.named_parameters()})
         found.update({f"buffer {name}": buffer for name, buffer in self.model.named_buffers()})
         known = {id(tensor) for tensor in found.values()}
         held = {name: part for name, part in self.attributes().items() if isinstance(part, Tensor)}
         found.update({f"attribute {name}": part for name, part in held.items() if id(part) not in known})
         return {name: tensor for name, tensor in found.items() if tensor.layout is torch.strided}
+
+    def snapshots(self) -> list[ObjectSnapshot]:
+        """Snapshots of what the model holds, and of the containers among the arguments."""
+        given = (entries_of(one) for one in containers_of(self.args, self.kwargs))
+        held = [ObjectSnapshot("argument", one, contents(one), Attribute("", "")) for one in given]
+        return [*snapshots_of(self.model), *held]
 
     def attributes(self) -> dict[str, Any]:
         """The values of all plain attributes of the model and its submodules, by the path that a user would write.
@@ -111,7 +117,7 @@ def in_float64(call: CheckCall) -> CheckCall:
     for (held, name), tensor in zip(places, narrow, strict=True):
         if tensor is not None and (wide := held[name]) is not None:
             held[name] = twins.setdefault(id(tensor), (tensor, wide))[1]
-    args, kwargs = pytree.tree_map_only(Tensor, made, (twin.args, twin.kwargs))
+    args, kwargs = with_tensors(twin.args, twin.kwargs, made)
     for module in modules:
         for name, value in module.__dict__.items():
             if name not in INTERNAL:

@@ -35,7 +35,7 @@ from fuse.cost.profiles import of_device
 from fuse.devices import device_of
 from fuse.errors import CaptureError
 from fuse.graph.arguments import flatten_arguments
-from fuse.graph.attributes import restore, snapshots_of
+from fuse.graph.attributes import restore
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
 from fuse.graph.python_generators import global_generators
@@ -172,13 +172,13 @@ def check(
         exact, reference = _reference(call, eager, seed, train, draws)
         engine = Engine(fused_call.model, False, passes, fuel, dynamic_shapes)
         fused = Fused(engine)
-        memory, held = _memory(fused_call), snapshots_of(fused_call.model)
+        memory, held = _memory(fused_call), fused_call.snapshots()
         first = _outcome(fused_call, fused, seed, train)
         if engine.fills:  # a first call that fills caches: the second one is captured
             counting, counting_backward = CountingMode(), CountingMode()
             eager = _outcome(eager_call, None, seed, train, counting, counting_backward)
             exact, reference = None, "eager, since the first call filled what the second one read"
-            memory, held = _memory(fused_call), snapshots_of(fused_call.model)
+            memory, held = _memory(fused_call), fused_call.snapshots()
             first = _outcome(fused_call, fused, seed, train)
         run = fused.last_run
         assert run is not None

@@ -23,7 +23,7 @@ from fuse.graph.result_structure import is_constant
 
 DICTIONARIES = (dict, OrderedDict, defaultdict)
 MOST_PARTS = 4096
-"""Most objects and containers in the objects of a call; beyond, none is opened."""
+"""Most objects and containers in an object that is opened, and most entries of each."""
 
 
 class _Opaque(Exception):
@@ -130,7 +130,9 @@ def _part(value: Any, seen: set[int]) -> Any:
     kind = type(value)
     if isinstance(value, Tensor) or is_constant(value):
         return value
-    if id(value) in seen or len(seen) > MOST_PARTS:
+    attributes = attributes_of(value) if can_be_opened(value) else None
+    entries = value if kind in (list, tuple, dict, OrderedDict) else attributes
+    if entries is None or id(value) in seen or max(len(seen), len(entries)) > MOST_PARTS:
         raise _Opaque
     seen.add(id(value))
     if kind is list:
@@ -139,10 +141,7 @@ def _part(value: Any, seen: set[int]) -> Any:
         return tuple(_part(item, seen) for item in value)
     if kind is dict or kind is OrderedDict:
         return kind((key, _part(item, seen)) for key, item in value.items())
-    attributes = attributes_of(value) if can_be_opened(value) else None
-    if attributes is None:
-        raise _Opaque
-    return OpenedObject(kind, {name: _part(item, seen) for name, item in attributes.items()})
+    return OpenedObject(kind, {name: _part(item, seen) for name, item in entries.items()})
 
 
 def _collect(value: Any, opened: frozenset[int], found: list[Any]) -> None:

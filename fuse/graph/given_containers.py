@@ -43,9 +43,9 @@ class GivenContainers:
         before = [contents(entries_of(copy)) for copy in copies]
         return GivenContainers(containers_of(*call), copies, before, spelled_containers(named, copies))
 
-    def owns(self, value: Any) -> bool:
-        """Whether ``value`` holds the entries of a copy."""
-        return any(value is entries_of(copy) for copy in self.copies)
+    def entries(self) -> frozenset[int]:
+        """The ``id`` of all lists and dictionaries that hold the entries of copies."""
+        return frozenset(id(entries_of(copy)) for copy in self.copies)
 
     def changes(self, held: Sequence[Any]) -> ChangedContainers | None:
         """The containers that ``forward`` changed; None if there are none.
@@ -60,11 +60,13 @@ class GivenContainers:
         if not changed:
             return None
         lists = frozenset(id(value) for value in held if isinstance(value, (list, dict)))
-        for i, given in enumerate(self.given):
+        known: set[int] = set()
+        for name, given in zip(self.names, self.given, strict=True):
             if id(entries_of(given)) in lists:
-                raise CaptureError(f"{self._said(changed[0])}, and the model holds {self.names[i]}, too")
-            if any(given is other for other in self.given[:i]):
-                raise CaptureError(f"{self._said(changed[0])}, and {self.names[i]} is given twice")
+                raise CaptureError(f"{self._said(changed[0])}, and the model holds {name}, too")
+            if id(given) in known:
+                raise CaptureError(f"{self._said(changed[0])}, and {name} is given twice")
+            known.add(id(given))
         for i in changed:
             self._check_keys(i)
         return ChangedContainers(changed, lists)

@@ -274,7 +274,8 @@ class Recorder(TorchDispatchMode):
         """A context in which parameters and buffers are fake. Changes of other state are found and undone."""
         self._check_entries()
         before = reached_by(self.model, arguments)
-        before = replace(before, held=[one for one in before.held if not self.containers.owns(one.live)])
+        copied = self.containers.entries()
+        before = replace(before, held=[one for one in before.held if id(one.live) not in copied])
         if before.iterators:  # the values that it gave cannot be put back
             name = before.iterators[0].name
             raise CaptureError(f"forward may advance {name}, an iterator; a graph cannot hold that")

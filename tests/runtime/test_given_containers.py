@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import fuse
+from fuse.check.oracle import check
+from fuse.graph.arguments import flatten_arguments
 from tests.samples import Holder
 
 
@@ -372,3 +374,25 @@ def test_a_cache_made_in_forward_is_made_anew() -> None:
         result, same = fused(x, made[0])
         assert same is made[0]
         assert result is same.key_cache[0]
+
+
+@pytest.mark.parametrize("name", ["a cache", "a list", "writes in place", "a filled dataclass"])
+def test_the_oracle_compares_containers_and_runs_a_second_call_on_what_they_held(name: str) -> None:
+    function, make = CHANGES[name]
+    model = Holder(function)
+    model.layer = nn.Linear(4, 4)
+    report = check(model, (_t(2, 3) if name == "writes in place" else _t(), *make()))
+    assert report.passed, report
+    assert not report.fallbacks
+
+
+def test_the_oracle_misses_a_container_that_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuse.runtime.mutated_attributes.fill", lambda container, values: None)
+    model = Holder(_cat_in_a_list)
+    assert not check(model, (_t(), [_t()])).passed
+
+
+def test_an_object_with_very_many_entries_stays_one_leaf() -> None:
+    cache = _filled()
+    cache.numbers = list(range(5000))  # type: ignore[attr-defined]
+    assert flatten_arguments((cache,), {})[0] == [cache]
