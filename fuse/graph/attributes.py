@@ -90,13 +90,13 @@ class Change:
 
     ``name``: the changed part, as the user would write it. ``attribute``: the attribute that leads to it. ``whole``:
     the attribute itself was assigned, instead of something inside its value. ``replaced``: the dictionary in which the
-    value of an existing key was replaced; None for any other change.
+    value of an existing key was replaced, or the list of which items were; None for any other change.
     """
 
     name: str
     attribute: Attribute
     whole: bool
-    replaced: dict[Any, Any] | None = None
+    replaced: dict[Any, Any] | list[Any] | None = None
 
 
 def snapshots_of(model: nn.Module) -> list[ObjectSnapshot]:
@@ -233,7 +233,8 @@ def changes(held: ObjectSnapshot, is_fake_of: Callable[[Any, Any], bool]) -> Ite
     now = contents(held.live, held.contents.base)
     if held.contents.keys is None:
         if not _same_contents(now, held.contents, is_fake_of):
-            yield Change(held.name, held.root, whole=False)
+            items = held.live if type(held.live) is list and len(now.values) == len(held.contents.values) else None
+            yield Change(held.name, held.root, whole=False, replaced=items)
         return
     then, live = _by_key(held.contents), _by_key(now)
     if [token for token in live if token in then] != [token for token in then if token in live]:

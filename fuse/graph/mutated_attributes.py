@@ -239,10 +239,10 @@ class Overlay:
             return
         self.slots = [self._slot(attribute, fake_of) for attribute in self.plan.attributes]
         with contextlib.ExitStack() as stack:
-            for slot in self.slots:
-                if slot.attribute.entries:
-                    stack.enter_context(self._entries(slot))
-            stack.enter_context(self._watched_classes([slot for slot in self.slots if not slot.attribute.entries]))
+            dictionaries = [slot for slot in self.slots if slot.attribute.entries and type(slot.old) is dict]
+            for slot in dictionaries:
+                stack.enter_context(self._entries(slot))
+            stack.enter_context(self._watched_classes([slot for slot in self.slots if slot not in dictionaries]))
             yield
 
     @contextlib.contextmanager
@@ -331,12 +331,12 @@ class Overlay:
 
     def _slot(self, attribute: Attribute, fake_of: Callable[[Tensor, str], Tensor]) -> _Slot:
         module = self.model.get_submodule(attribute.owner)
-        if not attribute.entries and (custom := custom_method(type(module))):
-            raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
         value = current(module, attribute.name)
-        if attribute.entries and type(value) is not dict:
+        if not (attribute.entries and type(value) is dict) and (custom := custom_method(type(module))):
+            raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
+        if attribute.entries and type(value) not in (dict, list):
             raise CaptureError(
-                f"forward changes entries of the attribute {attribute}, which is not a dictionary any more"
+                f"forward changes entries of the attribute {attribute}, which is no dictionary or list any more"
             )
         leaves, spec = flatten_result(value)
         if odd := [x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))]:
@@ -352,6 +352,8 @@ class Overlay:
             tensors = zip(leaves, names, strict=True)
             fakes = [fake_of(leaf, name) if isinstance(leaf, Tensor) else leaf for leaf, name in tensors]
             old = pytree.tree_unflatten(fakes, spec)
+        if attribute.entries and type(value) is list:  # forward changes a list of its own
+            return _Slot(attribute, module, old, _contents(old), _contents(old), read=True, assigned=True, given=old)
         return _Slot(attribute, module, old, was=_contents(old), now=old, given=old)
 
 
@@ -383,6 +385,8 @@ def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Over
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         if name in slots and self is module and threading.get_ident() == thread:
+            if slots[name].attribute.entries:
+                overlay.trouble = f"forward assigns the list {slots[name].attribute}, and changes its items"
             if isinstance(value, (nn.Module, nn.Parameter)):
                 overlay.trouble = f"forward assigns {slots[name].attribute} a {type(value).__name__}"
             slots[name].assign(value)

@@ -35,7 +35,7 @@ class Carried:
         slots: all of them, as (module, name).
         read: those that are read; True if they are numbers, which the program reads as tensors.
         counted: integers to which calls add a constant.
-        assigned: those that are assigned; True if they are dictionaries whose entries are replaced.
+        assigned: those that are assigned; True if they are dictionaries or lists whose entries are replaced.
         call: a key of the calls that the variant may serve.
         containers: the containers that it changes or returns; None if there are none.
     """
@@ -75,12 +75,14 @@ class Carried:
         if self.counted:
             values = pytree.tree_map_only(Advance, self._advanced, values)
         for ((module, name), entries), value in zip(self.assigned, values, strict=True):
-            if entries:
-                held = current(module, name)
+            held = current(module, name)
+            if not entries:
+                setattr(module, name, value)
+            elif type(held) is list:
+                held[:] = value
+            else:
                 held.clear()
                 held.update(value)
-            else:
-                setattr(module, name, value)
         return own
 
     def _advanced(self, count: Advance) -> Any:

@@ -104,6 +104,15 @@ def in_a_list(self, x):
     return self.hs[-1] * 1
 
 
+def items_of_a_list(self, x):
+    """A state for each layer."""
+    for i, h in enumerate(self.hs):
+        x = torch.tanh(self.layer(x) + h.detach())
+        self.hs[i] = x
+    self.seen[0], self.seen[1] = self.seen[1], x.detach() * 2
+    return x * 1
+
+
 def in_a_dictionary(self, x):
     self.cache = {"k": torch.tanh(x), "v": self.cache["v"] + 1}
     return self.cache["v"] + x
@@ -198,6 +207,9 @@ CASES: dict[str, Callable[[], Keeps]] = {
     "recurrent": lambda: Keeps(recurrent, h=None),
     "recurrent by a default of the class": lambda: Keeps(recurrent_by_default),
     "in a tuple": lambda: Keeps(in_a_tuple, h=None),
+    "items of a list": lambda: Keeps(
+        items_of_a_list, hs=[torch.zeros(3, 4), torch.ones(3, 4)], seen=[torch.ones(3, 4), torch.zeros(3, 4)]
+    ),
     "in a list": lambda: Keeps(in_a_list, hs=[torch.zeros(3, 4), torch.ones(3, 4)]),
     "in a dictionary": lambda: Keeps(in_a_dictionary, cache={"k": torch.zeros(3, 4), "v": torch.zeros(3, 4)}),
     "an entry of a dictionary": lambda: Keeps(an_entry, memory={"v": torch.zeros(3, 4), "scale": 2.0}),
@@ -455,7 +467,7 @@ REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
     ),
     "a list that it holds, too": (
         lambda: Keeps(lambda s, x: (s.hs.__setitem__(0, x + 1), setattr(s, "n", x), x + 1)[2], hs=[torch.zeros(3)]),
-        "changes Keeps",
+        "changes the contents of hs, which another object holds, too",
     ),
     "an object": (
         lambda: Keeps(lambda s, x: (setattr(s, "o", object()), x + 1)[1]),
@@ -489,6 +501,30 @@ def test_what_cannot_be_played_back_runs_eager_and_says_so(name: str, monkeypatc
         assert len(captured) == 2, "what runs eager is captured once more, as it might be a cache that is filled by now"
     if name == "a list grows":
         assert [value.tolist() for value in model.seen] == [[2.0] * 3] * 4
+
+
+def test_a_list_of_two_modules_is_changed_by_eager() -> None:
+    model = Keeps(lambda s, x: (s.h.reverse(), x * s.h[0])[1], h=[1.0, 2.0])
+    model.layer.h = model.h
+    twin, fused, x = copy.deepcopy(model), fuse.compile(model), torch.ones(3)
+    with pytest.warns(UserWarning, match="changes the contents of h, which another object holds, too"):
+        assert [fused(x).tolist() for _ in range(4)] == [twin(x).tolist() for _ in range(4)]
+    assert model.layer.h is model.h
+    assert model.h == twin.h
+
+
+def test_a_list_that_is_assigned_and_changed_is_eagers() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.h.reverse()
+        self.h = [2 * h for h in self.h]
+        return x * self.h[0]
+
+    model = Keeps(forward, h=[torch.ones(3), torch.zeros(3)])
+    twin, fused, x = copy.deepcopy(model), fuse.compile(model), torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [fused(x).tolist() for _ in range(4)] == [twin(x).tolist() for _ in range(4)]
+    assert [h.tolist() for h in model.h] == [h.tolist() for h in twin.h]
 
 
 def test_other_threads_see_the_model_as_it_is(strict: None) -> None:
