@@ -39,15 +39,6 @@ def is_host(tensor: Tensor) -> bool:
     return tensor.device.type == HOST.type
 
 
-def has_wide_vectors() -> bool:
-    """Whether PyTorch computes with vectors of 512 bits on the processor.
-
-    >>> has_wide_vectors() == ("AVX512" in torch.backends.cpu.get_cpu_capability())
-    True
-    """
-    return "AVX512" in torch.backends.cpu.get_cpu_capability()
-
-
 def device_of(graph: GraphModule) -> str:
     """The type of the device that a graph computes on: the host, unless a tensor is on another device.
 

@@ -1,19 +1,13 @@
-"""Replace transposed convolutions by ordinary ones, or store their weights channels-last.
+"""Replace transposed convolutions with a stride of one by ordinary ones.
 
     convolution(x, w, transposed, stride 1)     ->     convolution(x, w')       w' = w flipped, inputs for outputs
 
 With a stride of one it is an ordinary convolution, whose kernel includes the operators that follow.
 
-    y = convolution(x, w, transposed, stride 2) ->     y = clone(convolution(x, clone(w, channels_last)), contiguous)
-
-With a larger stride it stays a call of oneDNN, which is slow in the default layout: 3 x 3 taps at a stride of 2 took 3
-to 12 times as long as in channels-last layout (one thread, 16 to 64 channels). Where the stride divides the taps, it
-took 1.1 to 1.6 times as long, with an activation behind it, and 1.04 to 1.8 times with a batch norm that is not
-trained; there, what follows must be elementwise.
+With a larger stride, a transposed convolution has a kernel of its own (``fuse/kernel/cpu/transposed.py``).
 
 Declined where the image grows by much or the weight is larger than the image, so that a convolution multiplies mostly
-zeros or the weight's copy costs more than is gained; for few output channels, or few in a group without AVX-512; and
-for other dtypes than float32.
+zeros or the weight's copy costs more than is gained; and for other dtypes than float32.
 """
 
 from __future__ import annotations
@@ -26,45 +20,28 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuse import ops
-from fuse.devices import has_wide_vectors, is_host
+from fuse.devices import is_host
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
 
-NORM = aten._native_batch_norm_legit_no_training.default
-
 MOST_GROWTH = 1.5
 """Limit on the positions of the result, as a multiple of the image's: a convolution computes all taps for each."""
-FEWEST_CHANNELS = 8
-"""The fewest output channels for which channels-last layout pays."""
-
-FEWEST_OF_A_GROUP = 16
-"""The fewest channels of a group for which channels-last layout pays without AVX-512: 3 x 3 taps at a stride of 2 took
-0.96 of the time with 16 (AVX2, one thread, copies included), 1.3 to 1.6 times with 4 and 8. With AVX-512, groups of 4
-took a quarter of it."""
-
-FEWEST_ELEMENTS = 20480
-"""PyTorch may not use oneDNN for a single image of at most so many elements."""
 
 
 @register_pass(stage="clean", after="channels_last", before_gradients=False)  # gradients are eager's
 def transposed_convolutions(graph: GraphModule) -> Iterator[Verdict]:
-    """Replace transposed convolutions by ordinary ones, or store their weights channels-last."""
+    """Replace transposed convolutions with a stride of one by ordinary ones."""
     turned: dict[object, Node] = {}
     for node in graph.graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if not node.args[6]:
+        if not node.args[6] or any(step != 1 for step in each(node, 3)):
             continue
-        if reason := obstacle(node):
-            yield declined(node, reason)
-        elif all(step == 1 for step in each(node, 3)):
-            yield declined(node, reason) if (reason := misfit(node)) else rewrite(node, as_convolution, node, turned)
-        elif reason := no_gain(node):
+        if reason := obstacle(node) or misfit(node):
             yield declined(node, reason)
         else:
-            yield rewrite(node, channels_last, node)
+            yield rewrite(node, as_convolution, node, turned)
 
 
 def values_of(node: Node) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,7 +53,7 @@ def values_of(node: Node) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def obstacle(node: Node) -> str | None:
-    """Why the convolution stays as it is for any stride, or None."""
+    """Why the convolution stays as it is, whatever its padding, or None."""
     image, weight, result = values_of(node)
     if not is_host(result):
         return f"device {result.device.type} is not known to gain"
@@ -92,7 +69,7 @@ def obstacle(node: Node) -> str | None:
 
 
 def misfit(node: Node) -> str | None:
-    """Why a transposed convolution with a stride of one stays as it is, or None."""
+    """Why its taps or padding do not make an ordinary convolution, or None."""
     image, _, result = values_of(node)
     if image.dim() not in (3, 4):
         return "only convolutions in one or two dimensions have a kernel"
@@ -103,24 +80,6 @@ def misfit(node: Node) -> str | None:
     if math.prod(result.shape[2:]) > MOST_GROWTH * math.prod(image.shape[2:]):
         return "a convolution would mostly multiply zeros"
     return None
-
-
-def no_gain(node: Node) -> str | None:
-    """Why a transposed convolution with a larger stride keeps its layout, or None."""
-    image, weight, result = values_of(node)
-    if result.dim() != 4 or weight.shape[1] == 1 or math.prod(weight.shape[2:]) == 1:
-        return "its weight is not two-dimensional, or the same in both layouts"
-    if not torch.backends.mkldnn.is_available() or (len(image) == 1 and image.numel() <= FEWEST_ELEMENTS):
-        return "PyTorch does not compute it with oneDNN"
-    groups = cast(int, node.args[8])
-    smallest = min(image.shape[1], result.shape[1]) // groups
-    if groups > 1 and smallest < FEWEST_OF_A_GROUP and not has_wide_vectors():
-        return f"groups of fewer than {FEWEST_OF_A_GROUP} channels gain with AVX-512 alone"
-    stride = each(node, 3)
-    divides = all(taps % step == 0 for taps, step in zip(weight.shape[2:], stride, strict=True))
-    if divides and not all(ops.is_pointwise(user.target) or user.target is NORM for user in node.users):
-        return "the stride divides the taps, and a reader is not elementwise: copying the result back costs too much"
-    return f"fewer than {FEWEST_CHANNELS} output channels" if result.shape[1] < FEWEST_CHANNELS else None
 
 
 def each(node: Node, position: int) -> tuple[int, ...]:
@@ -158,12 +117,3 @@ def turned_round(node: Node, weight: Node, groups: int) -> Node:
     made = surgery.insert(before, aten.transpose.int, made, 1, 2, like=node)
     made = surgery.insert(before, aten.clone.default, made, like=node, memory_format=torch.contiguous_format)
     return surgery.insert(before, aten.view.default, made, [groups * outputs, inputs // groups, *taps], like=node)
-
-
-def channels_last(node: Node) -> None:
-    """Replace ``node`` by the same convolution with a channels-last weight, and copy its result back."""
-    image, weight, *others = node.args
-    laid = surgery.insert(node, aten.clone.default, weight, memory_format=torch.channels_last)
-    made = surgery.insert(node, aten.convolution.default, image, laid, *others)
-    back = surgery.insert(node, aten.clone.default, made, memory_format=torch.contiguous_format)
-    surgery.replace(node, back)

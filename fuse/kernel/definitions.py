@@ -49,6 +49,7 @@ from fuse.kernel.loop_step import read_step
 from fuse.kernel.multi_stage import read_from_memory
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import StridedPlace, placement
+from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import schedule
 from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import (
@@ -60,6 +61,7 @@ from fuse.kernel.values import (
     Product,
     Reindex,
     Shape,
+    SpreadPatches,
     Value,
     expand,
     permute,
@@ -142,9 +144,15 @@ def _operands(product: Product | Correlation) -> tuple[Value, Value]:
 
 
 def _as_rows(operand: Value) -> Value:
-    """The patches of a convolution as reads of its padded image; other operands unchanged."""
+    """The patches of a convolution as reads of its padded image; other operands unchanged.
+
+    Raises:
+        Unsupported: patches of a transposed convolution.
+    """
     if not isinstance(operand, Patches):
         return operand
+    if isinstance(operand, SpreadPatches):
+        raise Unsupported("the loops of a transposed convolution are not affine")
     image, (batch, channels) = operand.source, operand.source.shape[:2]
     if place := placement(image):  # one affine index; views of views would need their loops split
         image = _stored_in_order(place, image.shape, {})

@@ -70,6 +70,8 @@ def convolution_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> 
     held = node.meta["val"]
     if len(x.shape) != len(weight.shape):
         raise Unsupported("a convolution of an image without a batch")
+    if bound["transposed"]:
+        raise Unsupported("a transposed convolution with a stride")
     batch, _, *output_size = held.shape
     window = convolutions.Window.of(bound, len(output_size))
     left = convolutions.patches(x, window, weight.shape[2:], output_size, groups)

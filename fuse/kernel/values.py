@@ -168,6 +168,15 @@ class PatchRows(Patches):
 
 
 @dataclass(frozen=True, eq=False)
+class SpreadPatches(Patches):
+    """The same matrix of a transposed convolution: a tap reads the image with ``stride - 1`` zeros between its pixels.
+
+    Element ``[batch, (channel, tap), pixel]`` is that of the image at ``(pixel + padding - tap * dilation) / stride``;
+    zero where this is no whole number, or outside of the image.
+    """
+
+
+@dataclass(frozen=True, eq=False)
 class Product(Value):
     """``left @ right``; either may be a matrix or a batch of matrices. Only the kernel that computes it reads it."""
 

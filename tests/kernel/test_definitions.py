@@ -17,6 +17,7 @@ from fuse.graph.loop import StepInput, Stop
 from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.ir import Comment, For
 from fuse.kernel.reading import computation_of
+from fuse.kernel.recipes import Unsupported
 from tests.kernel.python_target import run
 from tests.kernel.test_loop_kernel import Example, lstm
 from tests.kernel.test_python_target import Function, numbers
@@ -74,6 +75,12 @@ def test_a_region_with_products_is_defined_by_its_sums(name: str) -> None:
     out = torch.empty_strided(expected.shape, expected.stride()).fill_(7)
     assert run(defined(computation_of(graph)), [*inputs, out])
     assert not (problem := compare("", out, expected).problem), problem
+
+
+def test_a_transposed_convolution_has_no_affine_loops() -> None:
+    graph = capture(Function(lambda x, w: functional.conv_transpose2d(x, w, None, 2)), (IMAGE, numbers(4, 3, 3, 4)))
+    with pytest.raises(Unsupported, match="not affine"):
+        defined(computation_of(graph))
 
 
 def normed(h: Tensor, x: Tensor, w: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from fuse.kernel.collapsing import merged
 from fuse.kernel.config import Config
-from fuse.kernel.cpu import channels_last, cpp_types
+from fuse.kernel.cpu import channels_last, cpp_types, transposed
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
@@ -47,7 +47,19 @@ from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
-from fuse.kernel.values import Computation, Concat, Map, Output, Patches, PatchRows, Product, Reindex, Scan, Value
+from fuse.kernel.values import (
+    Computation,
+    Concat,
+    Map,
+    Output,
+    Patches,
+    PatchRows,
+    Product,
+    Reindex,
+    Scan,
+    SpreadPatches,
+    Value,
+)
 
 LARGEST_PANEL = 128 * 1024
 """Most bytes in 16 rows of a transposed left operand; deeper products are left to the library."""
@@ -95,6 +107,9 @@ def _tiling(product: Product, frame: ProductFrame, config: Config) -> Tiling:
     if isinstance(product.left, PatchRows):
         image = operand_of(product.left.source, frame.inputs)
         return channels_last.tiling(product, image, _right(product, frame, config), frame, config)
+    if isinstance(product.right, SpreadPatches):
+        image = operand_of(product.right.source, frame.inputs)
+        return transposed.tiling(product, operand_of(transposed.weight_of(product), frame.inputs), image, frame, config)
     left = operand_of(product.left, frame.inputs)
     in_rows = left.strides[-1] == 1 or is_one(product.left.shape[-1])
     if not in_rows and (isinstance(product.right, Patches) or not _in_columns(product, left)):

@@ -156,7 +156,7 @@ FUSE_APART static void fuse_fill_planes(Real *to, const Real *image, const fuse_
             const int64_t first = fuse_steps(-x, w.stride[1], planes.pitch);
             const int64_t count = fuse_steps(w.width - x, w.stride[1], planes.pitch) - first;
             const bool whole = step == 1 && w.stride[0] == 1 && !w.padding[0] && count == planes.pitch &&
-                               w.row_stride == count;
+                               w.row_stride == count && first_row + rows <= w.height;
             for (int64_t channel = 0; channel < w.channels; ++channel) {
                 Real *row = to + channel * planes.channel + (v * w.stride[1] + u) * planes.plane;
                 const Real *const from =

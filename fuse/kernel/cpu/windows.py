@@ -168,15 +168,10 @@ def windowed(product: Product, left: Operand, image: Operand, frame: ProductFram
     share = of.shared(threads, config.share)
     if varies(of.tasks(share)):  # the call finds the best number of splits, at most these
         share = replace(share, splits=of.splits()[-1])
-    threads, pitch, itemsize = smaller(threads, of.tasks(share)), of.pitch(share.columns), product.dtype.itemsize
-    panels = 1 << int(math.log2(config.panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))))
-    if not varies(of.spots(share)):
-        panels = min(panels, 1 << (-(-of.spots(share) // PANEL) - 1).bit_length())
-    slack = (panels * PANEL + max(of.beyond) + pitch) * itemsize
-    distances, planes = (
-        aligned(depth * 4 * (2 if patches.taps == (1, 1) else 1)),
-        aligned(of.bytes_of_planes(share) + slack),
-    )
+    threads, pitch = smaller(threads, of.tasks(share)), of.pitch(share.columns)
+    panels = panels_for(of, share, outputs, config)
+    distances = aligned(depth * 4 * (2 if patches.taps == (1, 1) else 1))
+    planes = aligned(of.bytes_of_planes(share) + slack_of_planes(of, share, panels))
     images, channels, height, width = patches.source.shape
     weight_strides = (left.strides[0] if groups > 1 else 0, left.strides[-2])
     sizes = ", ".join(map(str, (images, groups, outputs, channels, height, width, *weight_strides, *image.strides)))
@@ -187,6 +182,20 @@ def windowed(product: Product, left: Operand, image: Operand, frame: ProductFram
         f"                       {frame.workspace}, {distances}, {threads}, {planes},",
     ]
     return Tiling(lines, distances + threads * planes + ALIGNMENT, threads, SCHEDULE, (*HEADERS, "windows.h"))
+
+
+def panels_for(of: Convolution, share: Share, outputs: int, config: Config) -> int:
+    """Panels in a block of spots: a power of two, no more than a share fills."""
+    few = FEW_OUTPUTS * 4 // (of.patches.dtype.itemsize * outputs)
+    panels = 1 << int(math.log2(config.panels or max(MOST_PANELS, few)))
+    if varies(of.spots(share)):
+        return panels
+    return min(panels, 1 << (-(-of.spots(share) // PANEL) - 1).bit_length())
+
+
+def slack_of_planes(of: Convolution, share: Share, panels: int) -> int:
+    """Bytes behind the planes that the last block of spots may read."""
+    return (panels * PANEL + max(of.beyond) + of.pitch(share.columns)) * of.patches.dtype.itemsize
 
 
 def _lanes(spots: int) -> int:
