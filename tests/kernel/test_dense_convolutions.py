@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fuse
+from fuse.kernel.cpu.prelude import prelude, text_of_headers
+from fuse.runtime.cpu import compiler
 from fuse.testing import assert_fuses
 
 
@@ -196,3 +199,16 @@ def test_any_window(data: st.DataObject) -> None:
     model = nn.Conv2d(channels, outputs, taps, stride, padding, dilation, bias=draw(st.booleans()))
     with torch.no_grad():
         assert_fuses(nn.Sequential(model, nn.ReLU()), torch.randn(batch, channels, *size))
+
+
+def test_the_last_block_of_pixels_is_multiplied_with_zeros_beyond_the_image(lowered: Callable[..., Any]) -> None:
+    """Not with what is in the workspace: subnormal numbers there made a step three times as long."""
+    x, weight = torch.randn(2, 64, 28, 28), torch.randn(64, 64, 1, 1)
+    kernel = lowered(lambda x, w: torch.nn.functional.conv2d(x, w).relu(), x, weight).kernel
+    workspace, out = torch.ones(kernel.workspace_bytes // 4, dtype=torch.int32), torch.empty(2, 64, 28, 28)
+    tensors = (x, weight, out, workspace)
+    library = compiler.build(prelude() + text_of_headers(kernel.headers) + kernel.source)
+    getattr(library, kernel.name)((ctypes.c_void_p * 4)(*(tensor.data_ptr() for tensor in tensors)))
+    torch.testing.assert_close(out, torch.nn.functional.conv2d(x, weight).relu(), rtol=1e-4, atol=1e-4)
+    start = -workspace.data_ptr() % 64 // 4 + 2 * 64  # aligned; before it two distances for each channel
+    assert not (workspace[start : start + 64 * 64] == 1).any()

@@ -390,7 +390,7 @@ def _with_bools_apart(loop: For) -> list[str]:
         if isinstance(statement, Store) and _stores_bools(statement, loop.atom):
             name = f"{statement.buffer.name}_lanes{len(lanes) or ''}"
             where = statement.offset.without(loop.atom) + Affine.of(first)
-            lanes.append(f"alignas(64) int32_t {name}[{_BLOCK}] = {{}};")
+            lanes.append(f"alignas(64) int32_t {name}[{_BLOCK}];")
             body.append(f"{name}[{loop.atom} - {first}] = {text(statement.value)};")
             after.append(f"fuse_store_truths({statement.buffer.name} + {where}, {name}, {last} - {first});")
         else:

@@ -57,13 +57,15 @@ FUSE_INLINE int32_t fuse_unknown(int32_t number) {
 
 FUSE_INLINE int64_t fuse_least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Narrows the first `count` of a block of 64 integers to bools.
+// Narrows the first `count` of a block of 64 integers to bools. The others may be undefined: setting a block to zero
+// takes GCC as long as the loop that fills it.
 FUSE_INLINE void fuse_store_truths(bool *to, const int32_t *from, int64_t count) {
     uint8_t bytes[64];
-    for (int i = 0; i < 64; ++i) bytes[i] = (uint8_t)from[i];
     if (count == 64) {
+        for (int i = 0; i < 64; ++i) bytes[i] = (uint8_t)from[i];
         __builtin_memcpy(to, bytes, 64);
     } else {
+        for (int64_t i = 0; i < count; ++i) bytes[i] = (uint8_t)from[i];
         __builtin_memcpy(to, bytes, count);
     }
 }

@@ -171,7 +171,8 @@ def windowed(product: Product, left: Operand, image: Operand, frame: ProductFram
     threads, pitch = smaller(threads, of.tasks(share)), of.pitch(share.columns)
     panels = panels_for(of, share, outputs, config)
     distances = aligned(depth * 4 * (2 if patches.taps == (1, 1) else 1))
-    planes = aligned(of.bytes_of_planes(share) + slack_of_planes(of, share, panels))
+    last_block = of.channels * panels * PANEL * product.dtype.itemsize if patches.taps == (1, 1) else 0
+    planes = aligned(larger(of.bytes_of_planes(share), last_block) + slack_of_planes(of, share, panels))
     images, channels, height, width = patches.source.shape
     weight_strides = (left.strides[0] if groups > 1 else 0, left.strides[-2])
     sizes = ", ".join(map(str, (images, groups, outputs, channels, height, width, *weight_strides, *image.strides)))
