@@ -167,7 +167,6 @@ def test_an_image_that_is_a_view() -> None:
 
 
 LEFT = [
-    (nn.ConvTranspose2d(4, 8, 2, stride=2), (1, 4, 9, 9)),
     (nn.Conv3d(2, 4, 3), (1, 2, 5, 6, 7)),
 ]
 
