@@ -99,6 +99,8 @@ class ResultLeaves:
         root = self.placeholders[index]
         if leaf.requires_grad and not root.requires_grad:
             raise CaptureError("the result is a view of an input, and only the view needs gradients")
+        if self.gradients and leaf is not root and leaf.requires_grad and leaf.is_leaf:  # under no_grad
+            raise CaptureError("the result is a view of an input that keeps gradients to itself; it runs in eager mode")
         view = None if leaf is root else _layout(leaf, root)
         return OutputSpec("input", index, view, detached=root.requires_grad and not leaf.requires_grad)
 

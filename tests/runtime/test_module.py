@@ -671,6 +671,27 @@ def test_a_weight_without_gradients_is_returned_without_gradients(gradients: Cal
     assert not fused.last_run.fallbacks
 
 
+class RowWithoutGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            row = self.linear.weight[0]
+        return row, self.linear(x)
+
+
+def test_a_view_taken_without_gradients_passes_none_to_its_weight() -> None:
+    model = RowWithoutGradients()
+    with torch.enable_grad():
+        with pytest.warns(UserWarning, match="keeps gradients to itself"):
+            row, _ = fuse.compile(model)(torch.ones(2, 3))
+        row.sum().backward()
+    assert row.is_leaf
+    assert model.linear.weight.grad is None
+
+
 def test_what_atens_operator_returns_of_a_parameter_is_detached_where_that_is_returned() -> None:
     class Sorted(nn.Module):
         def __init__(self) -> None:
