@@ -16,7 +16,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +33,7 @@ from fuse.kernel.names import plain_name
 from fuse.kernel.reading import computation_of, parts_of, values_of
 from fuse.kernel.recipes import Unsupported, find_recipe
 from fuse.kernel.region_text import Numbers, text_and_numbers, with_numbers
-from fuse.kernel.sized import Lower, Text, call_at_hand, sizes_vary
+from fuse.kernel.sized import Lower, SizeFamily, Text, call_at_hand, sizes_vary
 from fuse.kernel.target import TARGETS, Target, target_of
 from fuse.kernel.traversals import children, within_stage
 from fuse.kernel.values import Computation, Concat, Gather, Map, Pad, Reduce, Value
@@ -44,6 +44,18 @@ MAX_RECURSION = 50_000
 """Frames while a region is lowered: those of a chain of 15,000 operators, at 3.2 frames for each."""
 MAX_NAME_PARTS = 4
 """Operators that the name of a kernel is made of."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A call that a kernel for varying sizes serves.
+
+    ``sizes`` are the sizes of its family (:class:`fuse.kernel.sized.SizeFamily`) in this call. ``at`` gives the kernel
+    for a call with other sizes; None if the kernel does not serve them.
+    """
+
+    sizes: Numbers
+    at: Callable[[Numbers], Kernel | None]
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class Kernel:
         schedule: a sentence that says how the kernel runs, where the IR does not show it.
         computes: a hash that is equal for kernels that differ only in names and the user's lines, of which one is
             compiled; empty if unknown.
+        served: the call that it serves, if it serves calls of other sizes too.
     """
 
     name: str
@@ -75,6 +88,7 @@ class Kernel:
     headers: tuple[str, ...] = ()
     schedule: str = ""
     computes: str = ""
+    served: Served | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -145,12 +159,17 @@ def serve(
     text.remember(occurrence, numbers)
     if found is None:
         return None
-    family, sizes = found
+    return _at(*found)
+
+
+def _at(family: SizeFamily[Kernel], sizes: Numbers) -> Kernel:
+    """The kernel of a family for a call with these sizes, which it serves."""
     of = family.conditions
     return replace(
         family.made,
         workspace_bytes=of.value(family.made.workspace_bytes, sizes),
         sizes=tuple((name, _bits(of, number, sizes)) for name, number in family.made.sizes),
+        served=Served(sizes, lambda others: _at(family, others) if family.met(*others) else None),
     )
 
 

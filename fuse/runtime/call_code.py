@@ -22,7 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from keyword import iskeyword
+from types import CodeType
 from typing import Any
 
 import torch
@@ -342,9 +344,15 @@ class Writer:
     def _function(self, parameters: str) -> Callable[..., Any]:
         """The function of these lines; each call takes a workspace from the pool, and returns it."""
         source = "\n".join([f"def called({parameters}):", *_BEGIN, *self.lines, *_END])
-        exec(compile(source, "<fuse calls>", "exec"), self.names)
+        exec(_code(source), self.names)
         function: Callable[..., Any] = self.names["called"]
         return function
+
+
+@lru_cache(maxsize=256)
+def _code(source: str) -> CodeType:
+    """The code of a function; programs that differ in sizes only have the same one."""
+    return compile(source, "<fuse calls>", "exec")
 
 
 def replaced(argument: Any, values: Mapping[Ref, Any]) -> Any:

@@ -36,9 +36,11 @@ from fuse.runtime.call_keys import key_of_call, key_without_sizes
 from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.differentiable import TWICE
-from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
+from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import flatten, function_modes, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
+from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindsOfCalls, layouts_of
+from fuse.runtime.made_up_calls import made_up_call
 from fuse.runtime.making import Maker, ModelCall, make
 from fuse.runtime.methods import Method, Methods
 from fuse.runtime.new_sizes import NewSizes
@@ -383,9 +385,10 @@ class Engine:
                 resized = between is not None and not beyond
                 with without_garbage_collection(), unlogged(), self._new_sizes.lowering(call):
                     how = self._new_sizes.compiling(call, self._held())
+                    known = (between.program() or between.captured()) if between else None
                     try:
                         with compiling(how):
-                            compiled = make(self._maker, call, resized=between.captured() if between else None)
+                            compiled = make(self._maker, call, resized=known)
                             if not how.allowed and compiled.training is not None:
                                 compiled.training.wait()
                     except NotYet:
@@ -393,6 +396,8 @@ class Engine:
                         raise
                     of_many = sizes_are_symbolic()
                 seconds = time.perf_counter() - started
+                if between is not None and isinstance(known, CapturedCall):
+                    self._learn(call, between, compiled)
                 if compiled.program is not None:
                     self._new_sizes.captured(call, seconds, compiled.resized and not beyond)
                 self._in_vain.made(self._of_sizes(call), compiled)
@@ -406,6 +411,13 @@ class Engine:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model)
                 found = compiled, _given(compiled, call)
             return found, is_new
+
+    def _learn(self, call: ModelCall, between: Between, compiled: Compiled) -> None:
+        """Let programs for later sizes be made like this one."""
+        between.learn(compiled)
+        for end in between.ends():
+            with self._new_sizes.lowering(made_up_call(call, between.common.evaluate(*end.sizes))):
+                end.rehearse()
 
     def _reached(self, call: ModelCall, beyond: Between) -> Between | None:
         """The generalised graph for a call beyond all captured sizes, after a capture further out; or None."""

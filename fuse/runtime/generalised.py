@@ -25,25 +25,25 @@ Kernels are looked up or made as for a capture.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations, product
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
 from fuse.kernel.extents import Conditions, plain, terms_of
 from fuse.kernel.region_text import Numbers
 from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
-from fuse.runtime.guards import CallGuard, call_guard, sources_of
+from fuse.runtime.number_ranges import NumberRanges, number_ranges
 from fuse.runtime.probing_sizes import arguments_at, probe_sizes
 from fuse.runtime.program import Program
-from fuse.runtime.resized import arguments_in, resized, spelled_graphs
+from fuse.runtime.resized import arguments_in, spelled_graphs
 from fuse.runtime.size_reads import UNKNOWN, size_conditions
-from fuse.runtime.state_guard import StateGuard
+from fuse.runtime.sized_programs import SizedPrograms
 from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled
 
@@ -51,16 +51,8 @@ FEWEST = 4
 """Fewest calls with one text: with fewer, several formulas may fit."""
 FEWEST_VALUES = 3
 """Fewest values of each size: any two points are on a line."""
-MOST_CAPTURED = 48
-"""Most captured calls of a kind that are compared; beyond, the oldest is dropped."""
 MOST_COLUMNS = 256
 """Most distinct numbers of a graph, whose order is compared pair by pair; larger graphs are captured at each size."""
-MOST_KINDS = 8
-"""Most kinds of calls that are kept for one state of the model."""
-MOST_REACHED = 12
-"""Most captures of a kind at larger or smaller sizes than called; a useless one counts as ``MOST_REACHED // 3``."""
-MOST_FOLLOWED = 3
-"""Most failed attempts to generalise a kind of calls."""
 
 
 @dataclass(frozen=True)
@@ -107,16 +99,6 @@ class CapturedGraphs:
     arguments: int
 
 
-def layouts_of(leaves: Sequence[Any]) -> Numbers:
-    """Sizes and strides of the tensors of a call, in the order of the first numbers of its graph.
-
-    >>> layouts_of([torch.ones(2, 3), 4, torch.ones(5)])
-    (2, 3, 3, 1, 5, 1)
-    """
-    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
-    return tuple(number for tensor in tensors.values() for number in (*tensor.shape, *tensor.stride()))
-
-
 @dataclass(eq=False)
 class Generalised:
     """Graphs of one text with formulas for their numbers; made by :func:`generalised`.
@@ -125,24 +107,33 @@ class Generalised:
         members: the captured graphs with this text.
         others: graphs of calls of this kind with another text.
         relation: each number as a constant or a formula in the sizes.
-        evaluate: computes all numbers from sizes.
         sources: for each size, ``(position, factor, shift)``: number ``position`` of the arguments is
             ``factor * size + shift``.
         steps: for each size, one of its values, and the greatest common divisor of differences between its values.
-        columns: distinct numbers: ``(position, least value, largest value)``.
-        orders: for pairs of these numbers that overlap, the signs that their difference had.
+        distinct: positions of the distinct numbers.
+        ranges: the values and orders that these had.
         met: whether all comparisons in ``forward`` have the same outcomes at other sizes; None before it was run.
+        programs: programs for its sizes without a graph.
     """
 
     members: tuple[CapturedGraphs, ...]
     others: tuple[CapturedGraphs, ...]
     relation: Relation
-    evaluate: Callable[..., Numbers]
     sources: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, int], ...]
-    columns: tuple[tuple[int, int, int], ...]
-    orders: tuple[tuple[int, int, frozenset[int]], ...]
+    distinct: tuple[int, ...]
+    ranges: NumberRanges
     met: Callable[..., bool] | None = None
+    programs: SizedPrograms = field(default_factory=SizedPrograms)
+
+    @cached_property
+    def evaluate(self) -> Callable[..., Numbers]:
+        """Computes all numbers from sizes."""
+        return evaluator(self.relation, len(self.sources))
+
+    @cached_property
+    def _evaluate_arguments(self) -> Callable[..., Numbers]:
+        return evaluator(self.relation[: self.members[-1].arguments], len(self.sources))
 
     def sizes(self, given: Numbers) -> tuple[int, ...] | None:
         """The sizes of a call whose arguments have these layouts; None if the layouts do not fit the formulas."""
@@ -152,16 +143,13 @@ class Generalised:
             if rest or size < 1:
                 return None
             found.append(size)
-        return tuple(found) if self.evaluate(*found)[: len(given)] == given else None
+        return tuple(found) if self._evaluate_arguments(*found) == given else None
 
     def covers(self, sizes: Sequence[int]) -> bool:
         """Whether the numbers for these sizes are between those of the members, in an order that some member has."""
         if any((size - had) % step for size, (had, step) in zip(sizes, self.steps, strict=True)):
             return False
-        numbers = self.evaluate(*sizes)
-        if any(not low <= numbers[position] <= high for position, low, high in self.columns):
-            return False
-        return all(_sign(numbers[a] - numbers[b]) in seen for a, b, seen in self.orders)
+        return self.ranges.include(sizes)
 
     def had(self) -> list[tuple[int, ...]]:
         """The sizes of the members."""
@@ -193,7 +181,7 @@ class Generalised:
         conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False)
         formulas: dict[int, int] = {}
         several: set[int] = set()
-        for position, _, _ in self.columns:
+        for position in self.distinct:
             number = numbers[position]
             if terms_of(formulas.setdefault(plain(number), number)) != terms_of(number):
                 several.add(plain(number))
@@ -233,8 +221,6 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
     sources = [_source_of(name, relation[: last.arguments]) for name in names]
     if not all(sources):
         return None
-    conditions = Conditions(tuple(names))
-    expected = ", ".join(conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
     columns: dict[Numbers, int] = {}
     for position, column in enumerate(zip(*(one.numbers for one in same), strict=True)):
         columns.setdefault(column, position)
@@ -244,12 +230,22 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
         tuple(same),
         tuple(one for one in graphs if one.text != last.text and one.arguments == last.arguments),
         relation,
-        conditions.function(f"({expected},)"),
         tuple(source for source in sources if source),
         tuple(_steps([one.numbers[position] for one in same]) for position in found[0]),
-        tuple((position, min(column), max(column)) for column, position in columns.items()),
-        tuple(_orders(columns)),
+        tuple(columns.values()),
+        number_ranges(list(columns), evaluator([relation[position] for position in columns.values()], len(names))),
     )
+
+
+def evaluator(relation: Sequence[Any], sizes: int) -> Callable[..., Numbers]:
+    """A function that computes numbers from so many sizes.
+
+    >>> evaluator([8, ((("n0",), 64),)], 1)(5)
+    (8, 320)
+    """
+    conditions = Conditions(tuple(f"n{i}" for i in range(sizes)))
+    expected = (conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
+    return conditions.function(f"({', '.join(expected)},)")
 
 
 def _same_constants(one: GraphModule, other: GraphModule) -> bool:
@@ -324,170 +320,3 @@ def _source_of(name: str, relation: Relation) -> tuple[int, int, int] | None:
             if list(factors) == [(name,)]:
                 return position, factors[name,], shift
     return None
-
-
-def _orders(columns: Mapping[Numbers, int]) -> list[tuple[int, int, frozenset[int]]]:
-    """For pairs of columns whose ranges overlap: both positions, and the signs of their differences."""
-    found = []
-    for (one, position), (other, another) in combinations(columns.items(), 2):
-        if max(one) >= min(other) and max(other) >= min(one):
-            found.append((position, another, frozenset(_sign(a - b) for a, b in zip(one, other, strict=True))))
-    return found
-
-
-def _sign(number: int) -> int:
-    return (number > 0) - (number < 0)
-
-
-@dataclass(eq=False)
-class KindOfCalls:
-    """Captured calls that differ in sizes only, and their generalised graphs.
-
-    Attributes:
-        guard: the guard of the first call.
-        facts: dtype, rank, device and similar facts of the tensors of a call.
-        sources: origins of the placeholders' tensors.
-        reaches: captures at made-up sizes that may still be made.
-        _held: tensors that do not come with a call, with their facts and sizes, which ``module.double()`` changes.
-    """
-
-    guard: CallGuard
-    facts: tuple[Any, ...]
-    sources: tuple[int | Tensor, ...]
-    reaches: int = MOST_REACHED
-    _held: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
-    _waiting: list[CapturedCall] = field(default_factory=list)
-    _captured: list[CapturedGraphs] = field(default_factory=list)
-    _common: list[Generalised] = field(default_factory=list)
-    _in_vain: int = 0
-
-    def add(self, captured: CapturedCall, held: Sequence[Tensor]) -> None:
-        """Add a captured call; ``held`` are tensors that do not come with the call.
-
-        Its text and numbers are computed when a call of another size comes.
-        """
-        self._waiting.append(captured)
-        self._held |= {id(tensor): (tensor, _facts_of_held(tensor)) for tensor in held}
-
-    def holds(self) -> bool:
-        """Whether the tensors that do not come with a call still have their dtypes, sizes and devices."""
-        return all(_facts_of_held(tensor) == facts for tensor, facts in self._held.values())
-
-    def between(self, given: Numbers) -> Between | None:
-        """The generalised graph for a call with these layouts; ``within`` is False if the sizes are out of range."""
-        if self._waiting and self._in_vain < MOST_FOLLOWED:
-            added = [one for call in self._waiting if (one := call.as_text()) is not None]
-            self._captured = [*self._captured, *added][-MOST_CAPTURED:]
-            texts = dict.fromkeys(one.text for one in reversed(self._captured))
-            ordered = (sorted(self._captured, key=lambda o: (o.text == text, not o.call.made_up)) for text in texts)
-            made = [common for graphs in ordered if (common := generalised(graphs)) is not None]
-            self._common = [common for common in made if self._as_before(common)]
-        self._waiting.clear()
-        found = []
-        for common in self._common:
-            sizes = common.sizes(given)
-            if sizes is not None and (common.met is None or common.met(*sizes)):
-                found.append(Between(self, common, sizes, common.covers(sizes)))
-        return max(found, key=lambda one: one.within, default=None)
-
-    def reached(self, made_up: CapturedCall, given: Numbers) -> Between | None:
-        """The generalised graph for a call with these layouts, with the made-up call as a further member.
-
-        If none serves the call, the made-up call is dropped and None is returned.
-        """
-        before = self._captured, self._common
-        self._waiting.append(made_up)
-        found = self.between(given)
-        if found is not None and found.within:
-            return found
-        self._captured, self._common = before
-        return None
-
-    def _as_before(self, common: Generalised) -> bool:
-        """Whether the comparisons of ``forward`` that are known hold for one more member; True if none are known."""
-        for before in self._common:
-            same = before.members[-1].text == common.members[-1].text and before.relation == common.relation
-            if same and before.met is not None:
-                return common.decide(before.met)
-        return True
-
-    def give_up(self, common: Generalised) -> None:
-        """Drop a generalised graph that cannot be used."""
-        self._common = [one for one in self._common if one is not common]
-        self._in_vain += 1
-
-
-@dataclass(frozen=True)
-class Between:
-    """A generalised graph for a call with these sizes; not ``within`` if they are beyond those of captured calls."""
-
-    kind: KindOfCalls
-    common: Generalised
-    sizes: tuple[int, ...]
-    within: bool = True
-
-    def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether all comparisons of sizes in ``forward`` are known; runs ``forward`` at this call's sizes if not."""
-        if self.common.met is None and not self.common.follow(model, args, kwargs, self.sizes):
-            self.kind.give_up(self.common)
-            return False
-        return True
-
-    def captured(self) -> CapturedCall | None:
-        """The graphs of this call, without a capture; None if a view has another layout than the formulas give."""
-        like = self.common.members[-1].call
-        try:
-            return CapturedCall(resized(like.graphs, self.common.evaluate(*self.sizes)), like.training)
-        except Exception:  # NotResized, or a fault in fuse, which must not reach the user
-            self.kind.give_up(self.common)
-            return None
-
-
-class KindsOfCalls:
-    """The kinds of captured calls of a model, by the state of the model."""
-
-    def __init__(self) -> None:
-        self._by_state: WeakKeyDictionary[StateGuard, list[KindOfCalls]] = WeakKeyDictionary()
-
-    def add(self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module) -> None:
-        """Add a captured call with these leaves, if the variant depends on sizes only."""
-        captured = CapturedCall.of(compiled)
-        if captured is None:
-            return
-        kinds = self._by_state.setdefault(state, [])
-        facts = facts_of(leaves)
-        alike = (one for one in kinds if one.facts == facts and one.guard.differs_in_sizes(compiled.guard))
-        found = next((one for one in alike if one.holds()), None)
-        if found is None:
-            sources = sources_of(captured.graphs[0].meta["signature"].inputs, model, len(leaves))
-            found = KindOfCalls(compiled.guard, facts, tuple(sources))
-            kinds.insert(0, found)
-            del kinds[MOST_KINDS:]
-        found.add(captured, compiled.guard.state)
-
-    def find(
-        self, states: Iterable[StateGuard], leaves: Sequence[Any], spec: Any, held: Sequence[Tensor]
-    ) -> KindOfCalls | None:
-        """The kind of a call with these leaves and this structure, or None; ``held`` are the model's tensors."""
-        facts = facts_of(leaves)
-        for state in states:
-            for kind in self._by_state.get(state, ()):
-                if kind.facts == facts and kind.guard.in_context() and kind.holds():
-                    guard = call_guard(leaves, spec, kind.sources, held, kind.guard.context)
-                    if kind.guard.differs_in_sizes(guard):
-                        return kind
-        return None
-
-
-def facts_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """The facts about the tensors of a call that operators depend on, sizes left out; None for other leaves."""
-    return tuple(
-        (type(leaf), leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad, torch._C._dispatch_keys(leaf))
-        if isinstance(leaf, Tensor)
-        else None
-        for leaf in leaves
-    )
-
-
-def _facts_of_held(tensor: Tensor) -> tuple[Any, ...]:
-    return facts_of([tensor]), tuple(tensor.shape), tensor.stride()

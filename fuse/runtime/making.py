@@ -42,6 +42,7 @@ from fuse.runtime.program import Program, begun, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import without_kernels, without_kernels_for
 from fuse.runtime.result_reconstruction import reconstruction
+from fuse.runtime.sized_programs import SizedProgram
 from fuse.runtime.specialised import Confirmation, Family
 from fuse.runtime.states import LARGEST_VARIANTS
 from fuse.runtime.steps import Fallback
@@ -133,7 +134,7 @@ def make(
     call: ModelCall,
     family: Family[Compiled] | None = None,
     alike: Sequence[Compiled] = (),
-    resized: CapturedCall | None = None,
+    resized: CapturedCall | SizedProgram | None = None,
 ) -> Compiled:
     """A variant for calls like this one.
 
@@ -142,7 +143,7 @@ def make(
         call: the call.
         family: the record of specialisations of such calls, if there are some.
         alike: these specialisations; one is returned if it serves the call too.
-        resized: the graphs of the call, if they are known without a capture.
+        resized: the graphs of the call, or its program, if they are known without a capture.
 
     Raises:
         NotYet: kernels would have to be compiled, which the caller does not allow now.
@@ -154,7 +155,9 @@ def make(
         program: Program | Reference
         signature: Signature
         _decline(without_kernels_for((*call.leaves, *maker.tensors())))
-        if resized is not None:
+        if isinstance(resized, SizedProgram):
+            program, signature = resized.program, resized.signature
+        elif resized is not None:
             graph, signature = resized.graphs[0], resized.graphs[0].meta["signature"]
             training = resized.training.with_graphs(resized.graphs) if resized.training else None
             program = training.program if training else _build(maker, graph)

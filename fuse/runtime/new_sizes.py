@@ -18,8 +18,8 @@ from fuse.kernel.sized import lowering_for, sizes_are_symbolic
 from fuse.runtime import tuning
 from fuse.runtime.call_keys import differ_in_numbers, key_of_call, key_of_value
 from fuse.runtime.compiling import Compiling
-from fuse.runtime.generalised import Between
 from fuse.runtime.guards import modes
+from fuse.runtime.kinds_of_calls import Between
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.patience import Compilations, Ones, Patience
 from fuse.runtime.rehearsing import kind, rehearse
@@ -68,7 +68,7 @@ class NewSizes:
         size, key = key_of_call(call.leaves, call.spec), self._key(call, state)
         if (seconds := self._compilations.price(key, size, self._ones(call))) is not None:
             return seconds
-        if self._compilations.is_due(key):
+        if self._compilations.is_due(key) or (between is not None and between.learns()):
             return None
         return self._patience.expected(kind(self._maker, call), size, within, beyond, partial(differ_in_numbers, size))
 

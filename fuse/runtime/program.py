@@ -149,6 +149,11 @@ class Program:
         self._pool: list[_Workspace] = []
         self._run, self._empty = plan.runtime.run(), plan.runtime.empty
 
+    @property
+    def schedule(self) -> Schedule:
+        """The steps that it runs."""
+        return self._plan
+
     def save_in_blocks(self, positions: Set[int]) -> None:
         """Put the outputs at these positions into memory that later calls reuse.
 

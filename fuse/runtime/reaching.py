@@ -15,8 +15,9 @@ from torch import nn
 from fuse.errors import FaultWarning
 from fuse.kernel.extents import LEAST_LOWERED
 from fuse.kernel.region_text import Numbers
-from fuse.runtime.generalised import Between, CapturedCall, Generalised, KindOfCalls
+from fuse.runtime.generalised import CapturedCall, Generalised
 from fuse.runtime.guards import call_guard
+from fuse.runtime.kinds_of_calls import Between, KindOfCalls
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
 from fuse.runtime.making import Maker, ModelCall
 

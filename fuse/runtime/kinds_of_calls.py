@@ -1,0 +1,233 @@
+"""Kinds of calls: captured calls of a model that differ in sizes only, and the graph or program for a further size.
+
+x [50, 3, 64]  x [20, 5, 64]  ...           a kind, with the graphs that its calls have in common
+x [50, 3, 64]  with gradients               another kind
+x [50, 3]                                   another kind
+x [37, 4, 64]                               of the first kind: between the captured sizes, or beyond them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from fuse.kernel.region_text import Numbers
+from fuse.runtime.generalised import CapturedCall, CapturedGraphs, Generalised, generalised
+from fuse.runtime.guards import CallGuard, call_guard, sources_of
+from fuse.runtime.program import Program
+from fuse.runtime.resized import resized
+from fuse.runtime.schedule import schedule
+from fuse.runtime.sized_programs import SizedProgram
+from fuse.runtime.state_guard import StateGuard
+from fuse.runtime.variants import Compiled
+
+MOST_CAPTURED = 48
+"""Most captured calls of a kind that are compared; beyond, the oldest is dropped."""
+MOST_KINDS = 8
+"""Most kinds of calls that are kept for one state of the model."""
+MOST_REACHED = 12
+"""Most captures of a kind at larger or smaller sizes than called; a useless one counts as ``MOST_REACHED // 3``."""
+MOST_FOLLOWED = 3
+"""Most failed attempts to generalise a kind of calls."""
+
+
+@dataclass(eq=False)
+class KindOfCalls:
+    """Captured calls that differ in sizes only, and their generalised graphs.
+
+    Attributes:
+        guard: the guard of the first call.
+        facts: dtype, rank, device and similar facts of the tensors of a call.
+        sources: origins of the placeholders' tensors.
+        reaches: captures at made-up sizes that may still be made.
+        _held: tensors that do not come with a call, with their facts and sizes, which ``module.double()`` changes.
+    """
+
+    guard: CallGuard
+    facts: tuple[Any, ...]
+    sources: tuple[int | Tensor, ...]
+    reaches: int = MOST_REACHED
+    _held: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
+    _waiting: list[CapturedCall] = field(default_factory=list)
+    _captured: list[CapturedGraphs] = field(default_factory=list)
+    _common: list[Generalised] = field(default_factory=list)
+    _in_vain: int = 0
+
+    def add(self, captured: CapturedCall, held: Sequence[Tensor]) -> None:
+        """Add a captured call; ``held`` are tensors that do not come with the call.
+
+        Its text and numbers are computed when a call of another size comes.
+        """
+        self._waiting.append(captured)
+        self._held |= {id(tensor): (tensor, _facts_of_held(tensor)) for tensor in held}
+
+    def holds(self) -> bool:
+        """Whether the tensors that do not come with a call still have their dtypes, sizes and devices."""
+        return all(_facts_of_held(tensor) == facts for tensor, facts in self._held.values())
+
+    def between(self, given: Numbers) -> Between | None:
+        """The generalised graph for a call with these layouts; ``within`` is False if the sizes are out of range."""
+        if self._waiting and self._in_vain < MOST_FOLLOWED:
+            added = [one for call in self._waiting if (one := call.as_text()) is not None]
+            self._captured = [*self._captured, *added][-MOST_CAPTURED:]
+            texts = dict.fromkeys(one.text for one in reversed(self._captured))
+            ordered = (sorted(self._captured, key=lambda o: (o.text == text, not o.call.made_up)) for text in texts)
+            made = [common for graphs in ordered if (common := generalised(graphs)) is not None]
+            self._common = [common for common in made if self._as_before(common)]
+        self._waiting.clear()
+        found = []
+        for common in self._common:
+            sizes = common.sizes(given)
+            if sizes is not None and (common.met is None or common.met(*sizes)):
+                found.append(Between(self, common, sizes, common.covers(sizes)))
+        return max(found, key=lambda one: one.within, default=None)
+
+    def reached(self, made_up: CapturedCall, given: Numbers) -> Between | None:
+        """The generalised graph for a call with these layouts, with the made-up call as a further member.
+
+        If none serves the call, the made-up call is dropped and None is returned.
+        """
+        before = self._captured, self._common
+        self._waiting.append(made_up)
+        found = self.between(given)
+        if found is not None and found.within:
+            return found
+        self._captured, self._common = before
+        return None
+
+    def _as_before(self, common: Generalised) -> bool:
+        """Whether the comparisons of ``forward`` that are known hold for one more member; True if none are known."""
+        for before in self._common:
+            if before.members[-1].text == common.members[-1].text and before.relation == common.relation:
+                common.programs = before.programs
+                return before.met is None or common.decide(before.met)
+        return True
+
+    def give_up(self, common: Generalised) -> None:
+        """Drop a generalised graph that cannot be used."""
+        self._common = [one for one in self._common if one is not common]
+        self._in_vain += 1
+
+
+@dataclass(frozen=True)
+class Between:
+    """A generalised graph for a call with these sizes; not ``within`` if they are beyond those of captured calls."""
+
+    kind: KindOfCalls
+    common: Generalised
+    sizes: tuple[int, ...]
+    within: bool = True
+
+    def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether all comparisons of sizes in ``forward`` are known; runs ``forward`` at this call's sizes if not."""
+        if self.common.met is None and not self.common.follow(model, args, kwargs, self.sizes):
+            self.kind.give_up(self.common)
+            return False
+        return True
+
+    def program(self) -> SizedProgram | None:
+        """The program of this call, without graphs; None if there is none yet, or if it needs gradients."""
+        return self.common.programs.at(self.sizes) if self.within else None
+
+    def learns(self) -> bool:
+        """Whether a program is to be made now, because those for later sizes may be made from it, or with its price."""
+        return self.within and self._is_alone() and self.common.programs.learns()
+
+    def learn(self, compiled: Compiled) -> None:
+        """Add the program of this call, which was made from its graphs."""
+        if self._is_alone() and compiled.graph is not None and isinstance(compiled.program, Program):
+            self.common.programs.learn(self.sizes, compiled.program.schedule, compiled.graph.meta["signature"])
+
+    def ends(self) -> list[Between]:
+        """Calls at the least and at the largest captured sizes, if programs are known for sizes between others only."""
+        if not self._is_alone():
+            return []
+        found = [
+            Between(self.kind, self.common, tuple(map(most, zip(*self.common.had(), strict=True))))
+            for most in (min, max)
+        ]
+        return [one for one in found if self.common.programs.beyond(one.sizes) and self.common.covers(one.sizes)]
+
+    def rehearse(self) -> None:
+        """Schedule the graphs of this call, which nobody made, without a program."""
+        if (made := self.captured()) is not None:
+            plan = schedule(made.graphs[0])
+            self.common.programs.learn(self.sizes, plan, made.graphs[0].meta["signature"])
+
+    def _is_alone(self) -> bool:
+        """Whether the program of a call is all that it needs: there is none for gradients."""
+        return self.common.members[-1].call.training is None
+
+    def captured(self) -> CapturedCall | None:
+        """The graphs of this call, without a capture; None if a view has another layout than the formulas give."""
+        like = self.common.members[-1].call
+        try:
+            return CapturedCall(resized(like.graphs, self.common.evaluate(*self.sizes)), like.training)
+        except Exception:  # NotResized, or a fault in fuse, which must not reach the user
+            self.kind.give_up(self.common)
+            return None
+
+
+class KindsOfCalls:
+    """The kinds of captured calls of a model, by the state of the model."""
+
+    def __init__(self) -> None:
+        self._by_state: WeakKeyDictionary[StateGuard, list[KindOfCalls]] = WeakKeyDictionary()
+
+    def add(self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module) -> None:
+        """Add a captured call with these leaves, if the variant depends on sizes only."""
+        captured = CapturedCall.of(compiled)
+        if captured is None:
+            return
+        kinds = self._by_state.setdefault(state, [])
+        facts = facts_of(leaves)
+        alike = (one for one in kinds if one.facts == facts and one.guard.differs_in_sizes(compiled.guard))
+        found = next((one for one in alike if one.holds()), None)
+        if found is None:
+            sources = sources_of(captured.graphs[0].meta["signature"].inputs, model, len(leaves))
+            found = KindOfCalls(compiled.guard, facts, tuple(sources))
+            kinds.insert(0, found)
+            del kinds[MOST_KINDS:]
+        found.add(captured, compiled.guard.state)
+
+    def find(
+        self, states: Iterable[StateGuard], leaves: Sequence[Any], spec: Any, held: Sequence[Tensor]
+    ) -> KindOfCalls | None:
+        """The kind of a call with these leaves and this structure, or None; ``held`` are the model's tensors."""
+        facts = facts_of(leaves)
+        for state in states:
+            for kind in self._by_state.get(state, ()):
+                if kind.facts == facts and kind.guard.in_context() and kind.holds():
+                    guard = call_guard(leaves, spec, kind.sources, held, kind.guard.context)
+                    if kind.guard.differs_in_sizes(guard):
+                        return kind
+        return None
+
+
+def facts_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """The facts about the tensors of a call that operators depend on, sizes left out; None for other leaves."""
+    return tuple(
+        (type(leaf), leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad, torch._C._dispatch_keys(leaf))
+        if isinstance(leaf, Tensor)
+        else None
+        for leaf in leaves
+    )
+
+
+def _facts_of_held(tensor: Tensor) -> tuple[Any, ...]:
+    return facts_of([tensor]), tuple(tensor.shape), tensor.stride()
+
+
+def layouts_of(leaves: Sequence[Any]) -> Numbers:
+    """Sizes and strides of the tensors of a call, in the order of the first numbers of its graph.
+
+    >>> layouts_of([torch.ones(2, 3), 4, torch.ones(5)])
+    (2, 3, 3, 1, 5, 1)
+    """
+    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
+    return tuple(number for tensor in tensors.values() for number in (*tensor.shape, *tensor.stride()))

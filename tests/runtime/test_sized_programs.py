@@ -1,0 +1,166 @@
+"""Programs for further sizes, made from those for some: the same steps as from a resized graph, at every size."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuse
+from fuse.kernel.sized import lowering_of
+from fuse.runtime import kinds_of_calls, patience, sized_programs
+from fuse.runtime.kinds_of_calls import Between
+from fuse.runtime.schedule import schedule
+from fuse.runtime.schedule_numbers import outline_and_numbers
+from fuse.runtime.sized_programs import MOST_SAMPLES, SizedProgram
+from tests.fuzz.sizes import WIDTH, Model, attention, windows
+from tests.runtime.test_generalised import by_mode, count_too, loop, plain, positions
+
+
+@pytest.fixture(autouse=True)
+def _made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every new size gets its program at its first call."""
+    monkeypatch.setattr(patience.Patience, "expected", lambda *_: None)
+    monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
+
+
+@pytest.fixture(name="programs")
+def _programs(monkeypatch: pytest.MonkeyPatch) -> list[SizedProgram]:
+    """The programs that are made without a graph; each has the numbers of the resized graph's program, if that has the
+    same steps: a product may be a kernel at some sizes, and a library call at others."""
+    found: list[SizedProgram] = []
+    own = Between.program
+
+    def program(between: Between) -> SizedProgram | None:
+        made = own(between)
+        if made is not None:
+            found.append(made)
+            graph = between.captured().graphs[0]  # type: ignore[union-attr]  # a call between captured ones
+            outline, numbers = outline_and_numbers(schedule(graph), graph.meta["signature"].outputs)
+            own_outline, own_numbers = outline_and_numbers(made.program.schedule, made.signature.outputs)
+            assert own_outline != outline or own_numbers == numbers
+        return made
+
+    monkeypatch.setattr(Between, "program", program)
+    return found
+
+
+def residual(m: Model, x: Tensor) -> Tensor:
+    return F.layer_norm(x + m.first(F.gelu(m.first(x))), (WIDTH,))
+
+
+def several(m: Model, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = m.first(x)
+    return y, y[1:], torch.cat([y, x], -1).relu()
+
+
+def with_library(m: Model, x: Tensor) -> Tensor:
+    """Operators that are called from Python, between kernels."""
+    return torch.sort(m.first(x).tanh(), 0).values.cumsum(0) * 2
+
+
+def in_steps(m: Model, x: Tensor) -> Tensor:
+    """A loop of which each step calls an operator from Python."""
+    h = x.new_zeros(x.shape[1:])
+    for step in x:
+        h = torch.sort(torch.tanh(m.first(step) + h), -1).values
+    return h
+
+
+def of_length(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).softmax(0) * x.shape[0]
+
+
+ALL = (plain, loop, residual, several, with_library, in_steps, attention, positions, count_too, by_mode)
+
+
+def run(function: Callable[[Model, Tensor], object], sizes: list[tuple[int, int]]) -> nn.Module:
+    torch.manual_seed(0)
+    model = Model(function).eval()
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for length, batch in sizes:
+            x = torch.randn(length, batch, WIDTH)
+            expected = model(x)
+            torch.testing.assert_close(fused(x), expected, rtol=1e-4, atol=1e-5)
+    return fused
+
+
+def at_random(count: int, seed: int = 0, longest: int = 40) -> list[tuple[int, int]]:
+    draw = random.Random(seed)
+    pairs = [(draw.randint(4, longest), draw.randint(2, 9)) for _ in range(count)]
+    return list(dict.fromkeys(pairs))
+
+
+@pytest.mark.parametrize("function", ALL, ids=lambda one: one.__name__)
+def test_programs_have_the_steps_of_resized_graphs(
+    function: Callable[[Model, Tensor], object], programs: list[SizedProgram]
+) -> None:
+    run(function, at_random(70))
+    assert len(programs) >= 8
+
+
+def test_no_graph_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Model(residual).eval()
+    fused = fuse.compile(model)
+    sizes = at_random(60)
+    copied = []
+    own = kinds_of_calls.resized
+    with torch.no_grad():
+        for number, (length, batch) in enumerate(sizes):
+            fused(torch.randn(length, batch, WIDTH))
+            if number == len(sizes) // 2:
+                monkeypatch.setattr(kinds_of_calls, "resized", lambda *given: copied.append(0) or own(*given))
+        assert len(copied) <= 4  # the graphs of calls beyond the samples
+        x = torch.randn(23, 5, WIDTH)
+        torch.testing.assert_close(fused(x), model(x))
+    assert not fused.last_run.fallbacks
+    assert fused.last_run.launches == 1
+
+
+def test_one_size_that_varies(programs: list[SizedProgram]) -> None:
+    run(plain, [(length, 3) for length in (50, 4, 20, 33, 41, 8, 12, 29, 17, 38, 25, 9, 30)])
+    assert programs
+
+
+def test_sizes_one_after_another(programs: list[SizedProgram]) -> None:
+    """Each size is beyond those before: captures and schedules further out serve those that follow."""
+    run(residual, [(length, 3) for length in range(4, 44)])
+    assert len(programs) >= 20
+
+
+def test_numbers_that_are_no_polynomials(programs: list[SizedProgram]) -> None:
+    run(windows, at_random(60))
+    run(lambda m, x: m.first(x[: x.shape[0] // 2]).relu(), at_random(60))
+
+
+def test_a_number_that_is_a_polynomial_at_some_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one sample has other numbers, there is no template any more."""
+    fused = run(plain, at_random(60))
+    (kind,) = (kind for kinds in fused._engine._kinds._by_state.values() for kind in kinds)
+    (common,) = kind._common
+    programs = common.programs
+    template = next(iter(programs._templates.values()))
+    sizes = (11, 7)
+    numbers = template.evaluate(*sizes)
+    assert template.extended(sized_programs._Sample(sizes, numbers)) is not None
+    assert template.extended(sized_programs._Sample(sizes, (*numbers[:-1], numbers[-1] + 1))) is None
+    assert programs.learnt < MOST_SAMPLES
+
+
+def test_a_kernel_that_does_not_serve_a_size_has_the_graph_resized() -> None:
+    fused = run(plain, at_random(60))
+    (kind,) = (kind for kinds in fused._engine._kinds._by_state.values() for kind in kinds)
+    (common,) = kind._common
+    sizes = next((b, a) for a in range(12, 30) for b in range(4, 7) if common.covers((b, a)))  # the smaller one first
+    assert common.programs.at(sizes) is not None
+    template = next(iter(common.programs._templates.values()))
+    served = [step.kernel.served for step in template.plan.steps if hasattr(step, "kernel")]
+    assert all(one is not None and one.at(one.sizes) is not None for one in served)
+    with lowering_of(None):
+        assert all(one is not None and one.at(tuple(-n for n in one.sizes)) is None for one in served)
