@@ -27,7 +27,7 @@ from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
 from fuse.graph.outputs import outputs_of
 from fuse.kernel.config import DEFAULT, Config
-from fuse.kernel.extents import Conditions, NeedsNumber
+from fuse.kernel.extents import Conditions, NeedsNumber, terms_of
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.names import plain_name
 from fuse.kernel.reading import computation_of, parts_of, values_of
@@ -159,26 +159,36 @@ def serve(
     text.remember(occurrence, numbers)
     if found is None:
         return None
-    return _at(*found)
+    family, sizes = found
+    of, made = family.conditions, family.made
+    texts = [of.python(terms_of(number)) for number in (made.workspace_bytes, *_whole(made))]
+    return _at(family, sizes, of.function(f"({', '.join(texts)},)"))
 
 
-def _at(family: SizeFamily[Kernel], sizes: Numbers) -> Kernel:
-    """The kernel of a family for a call with these sizes, which it serves."""
-    of = family.conditions
+def _whole(kernel: Kernel) -> list[int]:
+    """The sizes of a kernel that are integers."""
+    return [number for _, number in kernel.sizes if not isinstance(number, str)]
+
+
+def _at(family: SizeFamily[Kernel], sizes: Numbers, evaluate: Callable[..., Numbers]) -> Kernel:
+    """The kernel of a family for a call with these sizes, which it serves; ``evaluate`` computes its workspace and its
+    :func:`_whole` sizes from them."""
+    workspace, *whole = evaluate(*sizes)
+    rest, of = iter(whole), family.conditions
     return replace(
         family.made,
-        workspace_bytes=of.value(family.made.workspace_bytes, sizes),
-        sizes=tuple((name, _bits(of, number, sizes)) for name, number in family.made.sizes),
-        served=Served(sizes, lambda others: _at(family, others) if family.met(*others) else None),
+        workspace_bytes=workspace,
+        sizes=tuple(
+            (name, _bits(sizes[of.sizes.index(number)]) if isinstance(number, str) else next(rest))
+            for name, number in family.made.sizes
+        ),
+        served=Served(sizes, lambda others: _at(family, others, evaluate) if family.met(*others) else None),
     )
 
 
-def _bits(of: Conditions, number: int | str, sizes: Numbers) -> int:
-    """The ``int64_t`` argument for a number at these sizes; a float, given by its name, is passed as the bits of a
-    double."""
-    if not isinstance(number, str):
-        return of.value(number, sizes)
-    bits: int = struct.unpack("q", struct.pack("d", sizes[of.sizes.index(number)]))[0]
+def _bits(number: float) -> int:
+    """The bits of a double as an ``int64_t`` argument."""
+    bits: int = struct.unpack("q", struct.pack("d", number))[0]
     return bits
 
 

@@ -36,12 +36,11 @@ from fuse.runtime.call_keys import key_of_call, key_without_sizes
 from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.differentiable import TWICE
-from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import flatten, function_modes, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
 from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.made_up_calls import made_up_call
-from fuse.runtime.making import Maker, ModelCall, make
+from fuse.runtime.making import Maker, ModelCall, make, of_size
 from fuse.runtime.methods import Method, Methods
 from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.parts import LazyRun, Parts
@@ -366,8 +365,10 @@ class Engine:
         of_call = self._kinds.find(states, call.leaves, call.spec, self._maker.tensors())
         if of_call is None:
             return None
+        kind, guard = of_call
         with self._lock:
-            return of_call.between(layouts_of(call.leaves))
+            between = kind.between(layouts_of(call.leaves))
+        return replace(between, guard=guard) if between else None
 
     def _make(self, call: ModelCall, between: Between | None) -> tuple[Found, bool]:
         """A variant for a call; whether it is new, and not of another thread."""
@@ -385,10 +386,13 @@ class Engine:
                 resized = between is not None and not beyond
                 with without_garbage_collection(), unlogged(), self._new_sizes.lowering(call):
                     how = self._new_sizes.compiling(call, self._held())
-                    known = (between.program() or between.captured()) if between else None
+                    sized = between.program() if between else None
                     try:
                         with compiling(how):
-                            compiled = make(self._maker, call, resized=known)
+                            if between is not None and sized is not None:
+                                compiled = of_size(self._maker, call, sized, between.guard)
+                            else:
+                                compiled = make(self._maker, call, resized=between.captured() if between else None)
                             if not how.allowed and compiled.training is not None:
                                 compiled.training.wait()
                     except NotYet:
@@ -396,7 +400,7 @@ class Engine:
                         raise
                     of_many = sizes_are_symbolic()
                 seconds = time.perf_counter() - started
-                if between is not None and isinstance(known, CapturedCall):
+                if between is not None and sized is None:
                     self._learn(call, between, compiled)
                 if compiled.program is not None:
                     self._new_sizes.captured(call, seconds, compiled.resized and not beyond)

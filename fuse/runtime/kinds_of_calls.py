@@ -116,12 +116,16 @@ class KindOfCalls:
 
 @dataclass(frozen=True)
 class Between:
-    """A generalised graph for a call with these sizes; not ``within`` if they are beyond those of captured calls."""
+    """A generalised graph for a call with these sizes; not ``within`` if they are beyond those of captured calls.
+
+    ``guard`` accepts such calls.
+    """
 
     kind: KindOfCalls
     common: Generalised
     sizes: tuple[int, ...]
     within: bool = True
+    guard: CallGuard | None = None
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether all comparisons of sizes in ``forward`` are known; runs ``forward`` at this call's sizes if not."""
@@ -197,15 +201,16 @@ class KindsOfCalls:
 
     def find(
         self, states: Iterable[StateGuard], leaves: Sequence[Any], spec: Any, held: Sequence[Tensor]
-    ) -> KindOfCalls | None:
-        """The kind of a call with these leaves and this structure, or None; ``held`` are the model's tensors."""
+    ) -> tuple[KindOfCalls, CallGuard] | None:
+        """The kind of a call with these leaves and this structure, and the guard of the call; None if there is none.
+        ``held`` are the model's tensors."""
         facts = facts_of(leaves)
         for state in states:
             for kind in self._by_state.get(state, ()):
                 if kind.facts == facts and kind.guard.in_context() and kind.holds():
                     guard = call_guard(leaves, spec, kind.sources, held, kind.guard.context)
                     if kind.guard.differs_in_sizes(guard):
-                        return kind
+                        return kind, guard
         return None
 
 

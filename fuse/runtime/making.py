@@ -134,7 +134,7 @@ def make(
     call: ModelCall,
     family: Family[Compiled] | None = None,
     alike: Sequence[Compiled] = (),
-    resized: CapturedCall | SizedProgram | None = None,
+    resized: CapturedCall | None = None,
 ) -> Compiled:
     """A variant for calls like this one.
 
@@ -143,7 +143,7 @@ def make(
         call: the call.
         family: the record of specialisations of such calls, if there are some.
         alike: these specialisations; one is returned if it serves the call too.
-        resized: the graphs of the call, or its program, if they are known without a capture.
+        resized: the graphs of the call, if they are known without a capture.
 
     Raises:
         NotYet: kernels would have to be compiled, which the caller does not allow now.
@@ -155,9 +155,7 @@ def make(
         program: Program | Reference
         signature: Signature
         _decline(without_kernels_for((*call.leaves, *maker.tensors())))
-        if isinstance(resized, SizedProgram):
-            program, signature = resized.program, resized.signature
-        elif resized is not None:
+        if resized is not None:
             graph, signature = resized.graphs[0], resized.graphs[0].meta["signature"]
             training = resized.training.with_graphs(resized.graphs) if resized.training else None
             program = training.program if training else _build(maker, graph)
@@ -223,6 +221,25 @@ def make(
         ending=ending,
         resized=resized is not None,
         inference=signature.inference and training is None,
+    )
+
+
+def of_size(maker: Maker, call: ModelCall, sized: SizedProgram, guard: CallGuard | None) -> Compiled:
+    """The variant of a program that was made without a graph; ``guard`` accepts calls with the constants of another
+    size."""
+    signature = sized.signature
+    if guard is None or any(spec.origin is not None for spec in signature.inputs):
+        sources = sources_of(signature.inputs, maker.model, len(call.leaves))
+        guard = call_guard(call.leaves, call.spec, sources, maker.tensors(), signature.context)
+    return Compiled(
+        guard,
+        sized.program,
+        None,
+        reconstruction(signature),
+        frozenset(mutation.input_index for mutation in signature.mutations),
+        unwatched=frozenset(maker.kept),
+        resized=True,
+        inference=signature.inference,
     )
 
 
