@@ -403,7 +403,7 @@ class Engine:
                 if between is not None and sized is None:
                     self._learn(call, between, compiled)
                 if compiled.program is not None:
-                    self._new_sizes.captured(call, seconds, compiled.resized and not beyond)
+                    self._new_sizes.captured(call, seconds, compiled.resized and not beyond, sized is not None)
                 self._in_vain.made(self._of_sizes(call), compiled)
                 if not (
                     compiled.once or (compiled.program is None and self._in_vain.failed(self._kind(call), compiled))

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from fuse.kernel.region_text import Numbers
 from fuse.runtime.generalised import CapturedCall, CapturedGraphs, Generalised, generalised
@@ -22,8 +23,9 @@ from fuse.runtime.guards import CallGuard, call_guard, sources_of
 from fuse.runtime.program import Program
 from fuse.runtime.resized import resized
 from fuse.runtime.schedule import schedule
-from fuse.runtime.sized_programs import SizedProgram
+from fuse.runtime.sized_programs import SizedPart, SizedProgram
 from fuse.runtime.state_guard import StateGuard
+from fuse.runtime.training import SizedTraining, Training
 from fuse.runtime.variants import Compiled
 
 MOST_CAPTURED = 48
@@ -134,47 +136,61 @@ class Between:
             return False
         return True
 
-    def program(self) -> SizedProgram | None:
-        """The program of this call, without graphs; None if there is none yet, or if it needs gradients."""
-        return self.common.programs.at(self.sizes) if self.within else None
+    def program(self) -> SizedProgram | Training | None:
+        """The program of this call, or its training, without graphs; None if there is none yet."""
+        made = self.common.programs.at(self.sizes) if self.within else None
+        if made is None:
+            return None
+        like = self.common.members[-1].call
+        if like.training is None:
+            return made[0]
+        forward, backward = made
+        return like.training.at_sizes(SizedTraining(forward, backward, self._resized))
+
+    def is_cheap(self) -> bool:
+        """Whether this call probably gets a program without graphs."""
+        return self.within and self.common.programs.bounded(self.sizes)
 
     def learns(self) -> bool:
-        """Whether a program is to be made now, because those for later sizes may be made from it, or with its price."""
-        return self.within and self._is_alone() and self.common.programs.learns()
+        """Whether a program is to be made now, because those for later sizes may be made from it."""
+        return self.within and self.common.programs.learns()
 
     def learn(self, compiled: Compiled) -> None:
         """Add the program of this call, which was made from its graphs."""
-        if self._is_alone() and compiled.graph is not None and isinstance(compiled.program, Program):
-            self.common.programs.learn(self.sizes, compiled.program.schedule, compiled.graph.meta["signature"])
+        if compiled.training is not None:
+            parts = compiled.training.parts()
+        elif compiled.graph is not None and isinstance(compiled.program, Program):
+            parts = (SizedPart(compiled.program.schedule, compiled.graph.meta["signature"]),)
+        else:
+            return
+        self.common.programs.learn(self.sizes, parts)
 
     def ends(self) -> list[Between]:
         """Calls at the least and at the largest captured sizes, if programs are known for sizes between others only."""
-        if not self._is_alone():
-            return []
-        found = [
-            Between(self.kind, self.common, tuple(map(most, zip(*self.common.had(), strict=True))))
-            for most in (min, max)
-        ]
+        sizes = [tuple(map(most, zip(*self.common.had(), strict=True))) for most in (min, max)]
+        found = [Between(self.kind, self.common, one) for one in sizes]
         return [one for one in found if self.common.programs.beyond(one.sizes) and self.common.covers(one.sizes)]
 
     def rehearse(self) -> None:
         """Schedule the graphs of this call, which nobody made, without a program."""
-        if (made := self.captured()) is not None:
-            plan = schedule(made.graphs[0])
-            self.common.programs.learn(self.sizes, plan, made.graphs[0].meta["signature"])
-
-    def _is_alone(self) -> bool:
-        """Whether the program of a call is all that it needs: there is none for gradients."""
-        return self.common.members[-1].call.training is None
+        if (made := self.captured()) is None:
+            return
+        if made.training is not None:
+            parts = made.training.parts(made.graphs)
+        else:
+            parts = (SizedPart(schedule(made.graphs[0]), made.graphs[0].meta["signature"]),)
+        self.common.programs.learn(self.sizes, parts)
 
     def captured(self) -> CapturedCall | None:
         """The graphs of this call, without a capture; None if a view has another layout than the formulas give."""
-        like = self.common.members[-1].call
         try:
-            return CapturedCall(resized(like.graphs, self.common.evaluate(*self.sizes)), like.training)
+            return CapturedCall(self._resized(), self.common.members[-1].call.training)
         except Exception:  # NotResized, or a fault in fuse, which must not reach the user
             self.kind.give_up(self.common)
             return None
+
+    def _resized(self) -> tuple[GraphModule, ...]:
+        return resized(self.common.members[-1].call.graphs, self.common.evaluate(*self.sizes))
 
 
 class KindsOfCalls:

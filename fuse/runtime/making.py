@@ -224,9 +224,9 @@ def make(
     )
 
 
-def of_size(maker: Maker, call: ModelCall, sized: SizedProgram, guard: CallGuard | None) -> Compiled:
-    """The variant of a program that was made without a graph; ``guard`` accepts calls with the constants of another
-    size."""
+def of_size(maker: Maker, call: ModelCall, sized: SizedProgram | Training, guard: CallGuard | None) -> Compiled:
+    """The variant of a program or training that was made without a graph; ``guard`` accepts calls with the constants of
+    another size."""
     signature = sized.signature
     if guard is None or any(spec.origin is not None for spec in signature.inputs):
         sources = sources_of(signature.inputs, maker.model, len(call.leaves))
@@ -237,9 +237,10 @@ def of_size(maker: Maker, call: ModelCall, sized: SizedProgram, guard: CallGuard
         None,
         reconstruction(signature),
         frozenset(mutation.input_index for mutation in signature.mutations),
+        training=sized if isinstance(sized, Training) else None,
         unwatched=frozenset(maker.kept),
         resized=True,
-        inference=signature.inference,
+        inference=signature.inference and isinstance(sized, SizedProgram),
     )
 
 

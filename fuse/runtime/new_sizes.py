@@ -70,15 +70,16 @@ class NewSizes:
             return seconds
         if self._compilations.is_due(key) or (between is not None and between.learns()):
             return None
-        return self._patience.expected(kind(self._maker, call), size, within, beyond, partial(differ_in_numbers, size))
+        cheap = between is not None and between.is_cheap()
+        return self._patience.expected(self._kind(call, cheap), size, within, beyond, partial(differ_in_numbers, size))
 
     def waits(self, call: ModelCall, state: StateGuard | None) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""
         return self._compilations.waits(self._key(call, state), key_of_call(call.leaves, call.spec))
 
-    def captured(self, call: ModelCall, seconds: float, resized: bool) -> None:
-        """Note that a call was captured, or got the graph of others (``resized``)."""
-        self._patience.captured(kind(self._maker, call), key_of_call(call.leaves, call.spec), seconds, resized)
+    def captured(self, call: ModelCall, seconds: float, resized: bool, cheap: bool = False) -> None:
+        """Note that a call was captured, or got the graph of others (``resized``), or their program (``cheap``)."""
+        self._patience.captured(self._kind(call, cheap), key_of_call(call.leaves, call.spec), seconds, resized)
 
     def compiled(self, call: ModelCall, state: StateGuard | None, how: Compiling, seconds: float) -> None:
         """Note that a program for sizes that vary was made."""
@@ -86,9 +87,13 @@ class NewSizes:
 
     def ran_eager(self, call: ModelCall, state: StateGuard | None, between: Between | None, seconds: float) -> None:
         """Note that a call ran eager, which waits for a capture or for the compiler."""
-        beyond = between is not None and not between.within
-        self._patience.ran_eager(kind(self._maker, call), key_of_call(call.leaves, call.spec), seconds, beyond)
+        beyond, cheap = between is not None and not between.within, between is not None and between.is_cheap()
+        self._patience.ran_eager(self._kind(call, cheap), key_of_call(call.leaves, call.spec), seconds, beyond)
         self._compilations.ran_eager(self._key(call, state), self._ones(call), seconds)
+
+    def _kind(self, call: ModelCall, cheap: bool) -> Hashable:
+        """Equal for calls that differ in sizes only, and whose programs have about one price."""
+        return kind(self._maker, call), cheap
 
     def _ones(self, call: ModelCall) -> Ones:
         return self._seen.ones(call.leaves, call.spec)

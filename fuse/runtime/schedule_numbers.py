@@ -9,7 +9,7 @@ tensors without memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch._ops import OpOverload
 
 from fuse.graph.signature import OutputSpec
 from fuse.kernel.lower import Kernel
-from fuse.kernel.region_text import Numbers
-from fuse.runtime.layout import is_lazy, part
+from fuse.kernel.region_text import Numbers, SizedTensor
+from fuse.runtime import layout
+from fuse.runtime.layout import is_lazy
 from fuse.runtime.steps import (
     Allocation,
     BufferView,
@@ -43,8 +44,12 @@ class NotSplit(Exception):
     """A schedule contains something that has no outline, or a kernel does not serve the other sizes."""
 
 
-def outline_and_numbers(plan: Schedule, outputs: tuple[OutputSpec, ...]) -> tuple[tuple[Hashable, ...], Numbers]:
-    """The outline and the numbers of a schedule and of the model's results.
+Part = tuple[Schedule, tuple[OutputSpec, ...], tuple[Tensor, ...]]
+"""A schedule, what its results are, and further tensors whose layouts belong to it."""
+
+
+def outline_and_numbers(parts: Sequence[Part]) -> tuple[tuple[Hashable, ...], Numbers]:
+    """The outline and the numbers of schedules.
 
     Raises:
         NotSplit: something has no outline.
@@ -56,19 +61,20 @@ def outline_and_numbers(plan: Schedule, outputs: tuple[OutputSpec, ...]) -> tupl
         numbers.append(number)
         return number
 
-    _Mapped(take, outline.append).all(plan, outputs)
+    mapped = _Mapped(take, outline.append)
+    for part in parts:
+        mapped.part(*part)
     return tuple(outline), tuple(numbers)
 
 
-def with_numbers(
-    plan: Schedule, outputs: tuple[OutputSpec, ...], numbers: Iterator[Any]
-) -> tuple[Schedule, tuple[OutputSpec, ...]]:
-    """A copy with these numbers, in the order of :func:`outline_and_numbers`.
+def with_numbers(parts: Sequence[Part], numbers: Iterator[Any]) -> list[Part]:
+    """Copies with these numbers, in the order of :func:`outline_and_numbers`.
 
     Raises:
         NotSplit: a kernel does not serve these sizes.
     """
-    return _Mapped(lambda _: next(numbers), lambda _: None).all(plan, outputs)
+    mapped = _Mapped(lambda _: next(numbers), lambda _: None)
+    return [mapped.part(*part) for part in parts]
 
 
 class _Mapped:
@@ -78,8 +84,9 @@ class _Mapped:
         self.take = take
         self.same = same
 
-    def all(self, plan: Schedule, outputs: tuple[OutputSpec, ...]) -> tuple[Schedule, tuple[OutputSpec, ...]]:
-        return self.schedule(plan), tuple(map(self.output, outputs))
+    def part(self, plan: Schedule, outputs: tuple[OutputSpec, ...], tensors: tuple[Tensor, ...]) -> Part:
+        self.same((len(outputs), len(tensors)))
+        return self.schedule(plan), tuple(map(self.output, outputs)), tuple(map(self.tensor, tensors))
 
     def schedule(self, plan: Schedule) -> Schedule:
         self.same((len(plan.steps), len(plan.buffers), plan.fallbacks, plan.regions, plan.confirmed))
@@ -109,9 +116,9 @@ class _Mapped:
     def tensor(self, value: Tensor) -> Tensor:
         if value.layout is not torch.strided or is_lazy(value):
             raise NotSplit("a tensor is sparse, or lazily conjugated or negated")
-        self.same((value.dtype, value.dim()))
+        self.same((value.dtype, value.device, value.dim()))
         size = tuple(map(self.take, value.shape))
-        return torch.empty_strided(size, tuple(map(self.take, value.stride())), dtype=value.dtype, device="meta")
+        return SizedTensor(value, size, tuple(map(self.take, value.stride())))
 
     def place(self, place: Place) -> Place:
         self.same(place.buffer)
@@ -184,7 +191,7 @@ class _Mapped:
         return replace(step, product=made, reads=reads, writes=writes)
 
     def call(self, step: CallStep) -> CallStep:
-        if not (isinstance(step.function, OpOverload) or step.function is part):
+        if not (isinstance(step.function, OpOverload) or step.function is layout.part):
             raise NotSplit("a module or a part of an operator's result is called")
         self.same((step.function, step.results, step.source))
         args, kwargs = self.argument(step.args), self.argument(step.kwargs)

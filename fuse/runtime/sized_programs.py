@@ -17,7 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
+
+from torch import Tensor
 
 from fuse.graph.signature import Signature
 from fuse.kernel.extents import Conditions
@@ -26,18 +29,40 @@ from fuse.runtime.fitting import MOST_SIZES, determine, fewest_samples, polynomi
 from fuse.runtime.guards import picker
 from fuse.runtime.program import Program
 from fuse.runtime.resized import NotResized, constant_numbers, with_constants
-from fuse.runtime.schedule_numbers import NotSplit, outline_and_numbers, with_numbers
+from fuse.runtime.schedule_numbers import NotSplit, Part, outline_and_numbers, with_numbers
 from fuse.runtime.steps import Schedule, kernels_of
 
 MOST_SAMPLES = 24
-"""Most samples of one outline that are kept, and most programs that are made from resized graphs only to be samples."""
+"""Most samples of one outline that are kept, and most calls whose graphs are resized only to be samples."""
 
 Outline = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
+class SizedPart:
+    """One graph of a call at some sizes: its schedule, its signature, and further tensors of which it depends on the
+    layouts (tangents)."""
+
+    plan: Schedule
+    signature: Signature
+    tensors: tuple[Tensor, ...] = ()
+
+    def split(self) -> Part:
+        return self.plan, self.signature.outputs, self.tensors
+
+
+@dataclass(frozen=True)
+class SizedProgram:
+    """The program of a part, at sizes of which no graph was made."""
+
+    program: Program
+    signature: Signature
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
 class _Sample:
-    """The sizes of a call, and the numbers of its schedule, results and constants."""
+    """The sizes of a call, and the numbers of its parts and of their constants."""
 
     sizes: Numbers
     numbers: Numbers
@@ -45,31 +70,36 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Template:
-    """The steps of one outline with formulas.
+    """The parts of calls with one outline, with formulas.
 
-    ``evaluate`` computes the numbers from sizes; those from ``constants`` on are of constants that are computed from
-    sizes. ``bounds``: the least and the largest value of each size among the samples. ``functions``: the addresses of
-    the kernels.
+    ``evaluate`` computes the numbers from sizes; the last ``constants`` of them, one number for each part, are of
+    constants that are computed from sizes. ``bounds``: the least and the largest value of each size among the samples.
+    ``functions``: the addresses of the kernels.
     """
 
-    plan: Schedule
-    signature: Signature
+    parts: tuple[SizedPart, ...]
     evaluate: Callable[..., Numbers]
-    constants: int
+    constants: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
     functions: dict[str, int]
 
-    def at(self, sizes: Numbers) -> SizedProgram | None:
-        """The program for these sizes; None if they are out of bounds, or if a kernel does not serve them."""
+    def at(self, sizes: Numbers) -> tuple[SizedProgram, ...] | None:
+        """The programs for these sizes; None if they are out of bounds, or if a kernel does not serve them."""
         if not self.bounded(sizes):
             return None
         numbers = self.evaluate(*sizes)
+        made = []
+        last = len(numbers) - sum(self.constants)
         try:
-            plan, outputs = with_numbers(self.plan, self.signature.outputs, iter(numbers))
-            inputs = with_constants(self.signature.inputs, numbers[self.constants :])
+            copies = with_numbers([part.split() for part in self.parts], iter(numbers))
+            for part, (plan, outputs, tensors), count in zip(self.parts, copies, self.constants, strict=True):
+                inputs = with_constants(part.signature.inputs, numbers[last : last + count])
+                signature = replace(part.signature, inputs=inputs, outputs=outputs)
+                made.append(SizedProgram(Program(plan, self.functions), signature, tensors))
+                last += count
         except (NotSplit, NotResized):
             return None
-        return SizedProgram(Program(plan, self.functions), replace(self.signature, inputs=inputs, outputs=outputs))
+        return tuple(made)
 
     def bounded(self, sizes: Numbers) -> bool:
         """Whether the sizes are between those of the samples."""
@@ -83,71 +113,62 @@ class _Template:
         return replace(self, bounds=tuple(bounds))
 
 
-@dataclass(frozen=True)
-class SizedProgram:
-    """A program for sizes of which no graph was made, with the signature of its graph."""
-
-    program: Program
-    signature: Signature
-
-
 @dataclass(eq=False)
 class SizedPrograms:
-    """The samples and the templates of a generalised graph, by outline. Of a template, the latest samples are used.
+    """The samples and the templates of a generalised graph, by outline.
 
-    ``made``: programs that templates gave. ``learnt``: programs of resized graphs that were added.
+    ``learnt``: calls of resized graphs that were added.
     """
 
-    made: int = 0
     learnt: int = 0
     _learnt: set[Numbers] = field(default_factory=set)
     _samples: dict[Outline, list[_Sample]] = field(default_factory=dict)
     _templates: dict[Outline, _Template] = field(default_factory=dict)
 
-    def at(self, sizes: Numbers) -> SizedProgram | None:
-        """The program for a call with these sizes; None if a graph has to be resized."""
-        found = next((made for one in self._templates.values() if (made := one.at(sizes)) is not None), None)
-        self.made += found is not None
-        return found
+    def at(self, sizes: Numbers) -> tuple[SizedProgram, ...] | None:
+        """The programs for a call with these sizes, one for each graph; None if graphs have to be resized."""
+        return next((made for one in self._templates.values() if (made := one.at(sizes)) is not None), None)
 
     def learns(self) -> bool:
         """Whether a further program of a resized graph is worth making, although its size may be a rare one."""
-        if self._templates:
-            return not self.made
-        return self.learnt < MOST_SAMPLES
+        return not self._templates and self.learnt < MOST_SAMPLES
+
+    def bounded(self, sizes: Numbers) -> bool:
+        """Whether a template has these sizes in its bounds; its kernels may still not serve them."""
+        return any(one.bounded(sizes) for one in self._templates.values())
 
     def beyond(self, sizes: Numbers) -> bool:
         """Whether there are templates, but none with these sizes in its bounds, nor a sample of these sizes."""
-        known = any(one.bounded(sizes) for one in self._templates.values())
-        return bool(self._templates) and not known and sizes not in self._learnt
+        return bool(self._templates) and not self.bounded(sizes) and sizes not in self._learnt
 
-    def learn(self, sizes: Numbers, plan: Schedule, signature: Signature) -> None:
-        """Add a schedule that was made from a resized graph."""
+    def learn(self, sizes: Numbers, parts: tuple[SizedPart, ...]) -> None:
+        """Add the schedules that were made from resized graphs; without any, no more are asked for."""
         self.learnt += 1
         self._learnt.add(sizes)
-        if len(sizes) > MOST_SIZES:
+        if not parts or len(sizes) > MOST_SIZES:
             self.learnt = MOST_SAMPLES
             return
         try:
-            outline, numbers = outline_and_numbers(plan, signature.outputs)
+            outline, numbers = outline_and_numbers([part.split() for part in parts])
         except NotSplit:
             self.learnt = MOST_SAMPLES
             return
-        constants = len(numbers)
-        sample = _Sample(sizes, numbers + constant_numbers(signature.inputs))
+        constants = [constant_numbers(part.signature.inputs) for part in parts]
+        outline = (*outline, *map(len, constants))
+        sample = _Sample(sizes, (*numbers, *chain(*constants)))
         samples = self._samples.setdefault(outline, [])
         samples.append(sample)
         del samples[:-MOST_SAMPLES]
         known = self._templates.pop(outline, None)
         made = known.extended(sample) if known else None
-        made = made or _template(plan, signature, samples, constants)
+        made = made or _template(parts, samples, tuple(map(len, constants)))
         if made is not None:
             self._templates[outline] = made
 
 
-def _template(plan: Schedule, signature: Signature, samples: Sequence[_Sample], constants: int) -> _Template | None:
-    """The template of schedules with one outline, of which ``plan`` is one; None if there are too few, or if a number
-    is no polynomial."""
+def _template(parts: tuple[SizedPart, ...], samples: Sequence[_Sample], constants: tuple[int, ...]) -> _Template | None:
+    """The template of calls with one outline, of which ``parts`` are one; None if there are too few, or if a number is
+    no polynomial."""
     had = [one.sizes for one in samples]
     if len(had) < fewest_samples(len(had[0])) or not determine(had):
         return None
@@ -164,5 +185,7 @@ def _template(plan: Schedule, signature: Signature, samples: Sequence[_Sample], 
     position = {column: i for i, column in enumerate(formulas)}
     pick = picker([position[column] for column in columns])
     bounds = tuple((min(of), max(of)) for of in zip(*had, strict=True))
-    functions = plan.runtime.functions(list({one.name: one for one in kernels_of(plan)}.values()))
-    return _Template(plan, signature, lambda *sizes: pick(distinct(*sizes)), constants, bounds, functions)
+    functions: dict[str, int] = {}
+    for part in parts:
+        functions |= part.plan.runtime.functions(list({one.name: one for one in kernels_of(part.plan)}.values()))
+    return _Template(parts, lambda *sizes: pick(distinct(*sizes)), constants, bounds, functions)

@@ -34,6 +34,8 @@ from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
 from fuse.runtime.result_reconstruction import Reconstruction, reconstruct_leaves
+from fuse.runtime.schedule import schedule
+from fuse.runtime.sized_programs import SizedPart, SizedProgram
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.tangents import Tangent, is_batched, memory_like
 
@@ -51,11 +53,11 @@ class _Backward:
 
     ``pick`` selects its inputs from ``(*saved tensors, *tangents)``; ``tangents`` are those among its inputs.
     ``select`` selects None and the gradients of the forward placeholders from ``(*values, None)``. ``constants`` are
-    further inputs.
+    further inputs. ``graph_later`` gives the graph, which is made when it is needed if no graph was needed so far.
     """
 
     finish: Finish
-    graph: GraphModule
+    graph_later: Callable[[], GraphModule]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     tangents: tuple[Tangent, ...]
     select: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -64,6 +66,10 @@ class _Backward:
     @cached_property
     def program(self) -> Program | Reference:
         return self.finish()
+
+    @property
+    def graph(self) -> GraphModule:
+        return self.graph_later()
 
 
 @dataclass(frozen=True)
@@ -79,14 +85,25 @@ class RewrittenGraphs:
     gradients: tuple[int | None, ...]
 
 
+@dataclass(frozen=True)
+class SizedTraining:
+    """The forward and the backward program of a call at other sizes, the layouts of its tangents by result, and its
+    :meth:`Training.graphs`, which are made when they are needed."""
+
+    forward: SizedProgram
+    backward: SizedProgram
+    graphs: Callable[[], Sequence[GraphModule]]
+
+
 @dataclass(eq=False)
 class Training:
     """The forward program and the backward programs of one call.
 
     ``rewrite`` runs the passes on a graph, ``begin`` starts the compilation of its program; both are called again for
     each set of results that a loss uses. While the forward kernels are compiled, the backward graph for a loss of all
-    results is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already.
-    ``twice``: gradients of its gradients were taken.
+    results is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already. With
+    ``sized``, both have programs, and ``joint`` and ``rewritten`` are those of a call at other sizes. ``twice``:
+    gradients of its gradients were taken.
     """
 
     joint: Joint
@@ -94,29 +111,25 @@ class Training:
     begin: Begin
     lock: ForkedLock
     rewritten: RewrittenGraphs | None = None
+    sized: SizedTraining | None = None
     twice: bool = False
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
     rebuild: Reconstruction = field(init=False)
 
     def __post_init__(self) -> None:
-        joint, forward = self.joint, self.joint.forward
+        joint, forward, sized = self.joint, self.joint.forward, self.sized
         self._call = call_at_hand()
         assert joint.backward is not None
         if self.rewritten is None:
             self.rewrite(forward)
-        self.signature = forward.meta["signature"]
+        self.signature = sized.forward.signature if sized else forward.meta["signature"]
         ready = self.rewritten
         self.given = ready.given if ready else settle(forward, joint.backward, joint.given)
-        finish = self.begin(forward)
+        finish = (lambda: sized.forward.program) if sized else self.begin(forward)
         self.rebuild = reconstruct_leaves(self.signature)
         self._backwards: dict[frozenset[int], _Backward] = {}
-        # A rewritten graph has constants of passes as further inputs at the end.
-        self._layouts = {
-            what.index: node.meta["val"]
-            for what, node in zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=ready is None)
-            if what.kind == "tangent"
-        }
+        self._layouts = self._layouts_in(joint.backward)
         self._copies = {i: memory_like(layout) for i, layout in self._layouts.items()}
         self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
         self._tangents = {i: self._leaves.index(i) for i in self._layouts}
@@ -138,12 +151,21 @@ class Training:
         self.given_alone = picker(self.not_saved)
         self.unchanged = picker([i for i in self.not_saved if i not in self.written])
         ready = ready or RewrittenGraphs(self.given, *self._rewritten_backward(frozenset()))
-        self._backward = self._begun(ready.backward, ready.gradients, frozenset())
         self.rewritten = ready
+        self._backward = self._begun(ready.backward, ready.gradients, frozenset(), sized)
         self.program = finish()
         if isinstance(self.program, Program):
             written = (mutation.value_index for mutation in self.signature.mutations)
             self.program.save_in_blocks(saved.difference(bases, written))
+
+    def _layouts_in(self, backward: GraphModule) -> dict[int, Tensor]:
+        """Fake tensors of the tangents' layouts in a backward graph, by result."""
+        results = [what.index for what in self.given if what.kind == "tangent"]
+        if self.sized is not None:
+            return dict(zip(results, self.sized.backward.tensors, strict=True))
+        # A rewritten graph has constants of passes as further inputs at the end.
+        inputs = zip(self.given, backward.graph.find_nodes(op="placeholder"), strict=self.rewritten is None)
+        return {what.index: node.meta["val"] for what, node in inputs if what.kind == "tangent"}
 
     def run(self, tensors: Sequence[Tensor], containers: Sequence[Any] = ()) -> tuple[Any, Launches | int, Ran]:
         """Run the forward program as an autograd node: the model's result, the launches, and the record of the call."""
@@ -234,7 +256,8 @@ class Training:
         chosen = self._backward_for(tangents)
         if chosen is None:
             return (None,) * (1 + len(self.signature.inputs))
-        if reason := self.joint.eagers or refusal((self.joint.forward, chosen.graph)):
+        forward = self.graphs()[0]
+        if reason := self.joint.eagers or refusal((forward, chosen.graph)):
             return reason
         tensors = inputs.tensors()
         if isinstance(tensors, str):
@@ -242,7 +265,7 @@ class Training:
         if versions(self.unchanged(tensors)) != before:
             return CHANGED
         with WithStatistics():
-            computed = self.saved((*tensors, *self.joint.forward(*tensors)))
+            computed = self.saved((*tensors, *forward(*tensors)))
         if self._reads_written(computed):
             return "the call writes to an input that it reads"
         if (again := same_values(computed, saved)) is None:
@@ -255,7 +278,7 @@ class Training:
 
     def _reads_written(self, again: Sequence[Tensor]) -> bool:
         """Whether values with a history, computed ``again``, depend on inputs that the call has written meanwhile."""
-        found = dependent(self.joint.forward, self.written)
+        found = dependent(self.graphs()[0], self.written)
         kept = (what for what in self.given if what.kind != "tangent")
         return any(
             one.requires_grad and what.kind == "saved" and what.index in found
@@ -278,7 +301,7 @@ class Training:
     def _rewritten_backward(self, missing: frozenset[int]) -> tuple[GraphModule, tuple[int | None, ...]]:
         """The backward graph for a loss without the results ``missing``, and for each forward placeholder the position
         of its gradient."""
-        raw = self.joint.backward
+        raw = self.graphs()[-1] if self.sized else self.joint.backward
         assert raw is not None
         absent = [i for i, what in enumerate(self.given) if what.kind == "tangent" and what.index in missing]
         graph, kept = without(raw, absent, copied=len(self._layouts) > 1)
@@ -288,8 +311,15 @@ class Training:
         added = (None,) * (len(inputs) - len(gradients))  # constants of passes
         return graph, gradients + added
 
-    def _begun(self, graph: GraphModule, gradients: Sequence[int | None], missing: frozenset[int]) -> _Backward:
-        constants = tuple(spec.value for spec in graph.meta["signature"].inputs if spec.value is not None)
+    def _begun(
+        self,
+        graph: GraphModule,
+        gradients: Sequence[int | None],
+        missing: frozenset[int],
+        sized: SizedTraining | None = None,
+    ) -> _Backward:
+        signature: Signature = sized.backward.signature if sized else graph.meta["signature"]
+        constants = tuple(spec.value for spec in signature.inputs if spec.value is not None)
         saved = sum(what.kind != "tangent" for what in self.given)
         positions, tangents, number = [], [], 0
         for what in self.given:
@@ -300,17 +330,44 @@ class Training:
                 tangents.append(Tangent(len(positions), self._layouts[what.index], self._copies[what.index]))
                 positions.append(saved + self._tangents[what.index])
         select = picker([-1, *(-1 if i is None else i for i in gradients)])
-        return _Backward(self.begin(graph), graph, picker(positions), tuple(tangents), select, constants)
+        finish = (lambda: sized.backward.program) if sized else self.begin(graph)
+        graph_later = (lambda: self.graphs()[1]) if sized else (lambda: graph)
+        return _Backward(finish, graph_later, picker(positions), tuple(tangents), select, constants)
 
     # ---- other sizes -----------------------------------------------------------------------------------------------
 
     def graphs(self) -> tuple[GraphModule, ...]:
         """The graphs that differ between sizes: the forward graph, the backward graph for a loss of all results, and
         that graph before the passes, from which others are made."""
+        if self.sized is not None:
+            return self._graphs_at_sizes
         assert self.rewritten is not None
         assert self.joint.backward is not None
         own = () if self.joint.backward is self.rewritten.backward else (self.joint.backward,)
         return self.joint.forward, self.rewritten.backward, *own
+
+    @cached_property
+    def _graphs_at_sizes(self) -> tuple[GraphModule, ...]:
+        assert self.sized is not None
+        return tuple(self.sized.graphs())
+
+    def parts(self, graphs: Sequence[GraphModule] = ()) -> tuple[SizedPart, ...]:
+        """The schedules of the first two :meth:`graphs`, or of these graphs at other sizes.
+
+        There are none if a graph is run op by op.
+        """
+        forward, backward, *_ = graphs or self.graphs()
+        programs = [one for one in (self.program, self._backward.program) if isinstance(one, Program)]
+        if len(programs) < 2:
+            return ()
+        plans = [schedule(forward), schedule(backward)] if graphs else [one.schedule for one in programs]
+        tangents = tuple(self._layouts_in(backward).values())
+        own: Signature = backward.meta["signature"]
+        return SizedPart(plans[0], forward.meta["signature"]), SizedPart(plans[1], own, tangents)
+
+    def at_sizes(self, sized: SizedTraining) -> Training:
+        """The training of such a call at other sizes, with these programs."""
+        return Training(self.joint, self.rewrite, self.begin, self.lock, self.rewritten, sized)
 
     def extra(self) -> str:
         """Further facts that must be equal for calls at other sizes, as a text."""

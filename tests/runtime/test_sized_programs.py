@@ -17,6 +17,7 @@ from fuse.runtime.kinds_of_calls import Between
 from fuse.runtime.schedule import schedule
 from fuse.runtime.schedule_numbers import outline_and_numbers
 from fuse.runtime.sized_programs import MOST_SAMPLES, SizedProgram
+from fuse.runtime.training import Training
 from tests.fuzz.sizes import WIDTH, Model, attention, windows
 from tests.runtime.test_generalised import by_mode, count_too, loop, plain, positions
 
@@ -28,20 +29,23 @@ def _made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
 
 
+Made = SizedProgram | Training
+
+
 @pytest.fixture(name="programs")
-def _programs(monkeypatch: pytest.MonkeyPatch) -> list[SizedProgram]:
+def _programs(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
     """The programs that are made without a graph; each has the numbers of the resized graph's program, if that has the
     same steps: a product may be a kernel at some sizes, and a library call at others."""
-    found: list[SizedProgram] = []
+    found: list[Made] = []
     own = Between.program
 
-    def program(between: Between) -> SizedProgram | None:
+    def program(between: Between) -> Made | None:
         made = own(between)
         if made is not None:
             found.append(made)
             graph = between.captured().graphs[0]  # type: ignore[union-attr]  # a call between captured ones
-            outline, numbers = outline_and_numbers(schedule(graph), graph.meta["signature"].outputs)
-            own_outline, own_numbers = outline_and_numbers(made.program.schedule, made.signature.outputs)
+            outline, numbers = outline_and_numbers([(schedule(graph), graph.meta["signature"].outputs, ())])
+            own_outline, own_numbers = outline_and_numbers([(made.program.schedule, made.signature.outputs, ())])
             assert own_outline != outline or own_numbers == numbers
         return made
 
@@ -98,10 +102,41 @@ def at_random(count: int, seed: int = 0, longest: int = 40) -> list[tuple[int, i
 
 @pytest.mark.parametrize("function", ALL, ids=lambda one: one.__name__)
 def test_programs_have_the_steps_of_resized_graphs(
-    function: Callable[[Model, Tensor], object], programs: list[SizedProgram]
+    function: Callable[[Model, Tensor], object], programs: list[Made]
 ) -> None:
     run(function, at_random(70))
     assert len(programs) >= 8
+
+
+@pytest.mark.parametrize("function", [plain, loop, residual, several, attention], ids=lambda one: one.__name__)
+def test_training(function: Callable[[Model, Tensor], object], programs: list[Made]) -> None:
+    """Results and gradients at further sizes, also for a loss of some results, and gradients of gradients."""
+    torch.manual_seed(0)
+    model, other = Model(function), Model(function)
+    other.load_state_dict(model.state_dict())
+    fused = fuse.compile(model)
+    for number, (length, batch) in enumerate(at_random(70, longest=30)):
+        x = torch.randn(length, batch, WIDTH, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        result, expected = fused(x), other(y)
+        results = (result, expected) if isinstance(result, Tensor) else (result[number % 3], expected[number % 3])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+        losses = [one.square().sum() for one in results]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model.first.weight.grad, other.first.weight.grad, rtol=1e-3, atol=1e-3)
+        model.zero_grad()
+        other.zero_grad()
+    assert len(programs) >= 3
+    if not isinstance(result, Tensor):
+        return
+    x = torch.randn(17, 5, WIDTH, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    for m, z in ((fused, x), (other, y)):
+        (gradient,) = torch.autograd.grad(m(z).square().sum(), z, create_graph=True)
+        gradient.square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
 
 
 def test_no_graph_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,22 +154,23 @@ def test_no_graph_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(copied) <= 4  # the graphs of calls beyond the samples
         x = torch.randn(23, 5, WIDTH)
         torch.testing.assert_close(fused(x), model(x))
+        (alone := fuse.compile(model))(x)
     assert not fused.last_run.fallbacks
-    assert fused.last_run.launches == 1
+    assert fused.last_run.launches == alone.last_run.launches
 
 
-def test_one_size_that_varies(programs: list[SizedProgram]) -> None:
+def test_one_size_that_varies(programs: list[Made]) -> None:
     run(plain, [(length, 3) for length in (50, 4, 20, 33, 41, 8, 12, 29, 17, 38, 25, 9, 30)])
     assert programs
 
 
-def test_sizes_one_after_another(programs: list[SizedProgram]) -> None:
+def test_sizes_one_after_another(programs: list[Made]) -> None:
     """Each size is beyond those before: captures and schedules further out serve those that follow."""
     run(residual, [(length, 3) for length in range(4, 44)])
     assert len(programs) >= 20
 
 
-def test_numbers_that_are_no_polynomials(programs: list[SizedProgram]) -> None:
+def test_numbers_that_are_no_polynomials(programs: list[Made]) -> None:
     run(windows, at_random(60))
     run(lambda m, x: m.first(x[: x.shape[0] // 2]).relu(), at_random(60))
 
@@ -160,7 +196,7 @@ def test_a_kernel_that_does_not_serve_a_size_has_the_graph_resized() -> None:
     sizes = next((b, a) for a in range(12, 30) for b in range(4, 7) if common.covers((b, a)))  # the smaller one first
     assert common.programs.at(sizes) is not None
     template = next(iter(common.programs._templates.values()))
-    served = [step.kernel.served for step in template.plan.steps if hasattr(step, "kernel")]
+    served = [step.kernel.served for step in template.parts[0].plan.steps if hasattr(step, "kernel")]
     assert all(one is not None and one.at(one.sizes) is not None for one in served)
     with lowering_of(None):
         assert all(one is not None and one.at(tuple(-n for n in one.sizes)) is None for one in served)
