@@ -238,6 +238,7 @@ def of_size(maker: Maker, call: ModelCall, sized: SizedProgram | Training, guard
         reconstruction(signature),
         frozenset(mutation.input_index for mutation in signature.mutations),
         training=sized if isinstance(sized, Training) else None,
+        carried=carried(maker.model, signature, call.leaves, call.spec),
         unwatched=frozenset(maker.kept),
         resized=True,
         inference=signature.inference and isinstance(sized, SizedProgram),

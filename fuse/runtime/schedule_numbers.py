@@ -126,7 +126,7 @@ class _Mapped:
 
     def output(self, output: OutputSpec) -> OutputSpec:
         plain = type(output.value) is not int
-        self.same((output.kind, output.index, output.freed, repr(output.value) if plain else None))
+        self.same((output.kind, output.index, output.freed, output.detached, repr(output.value) if plain else None))
         view = output.view
         self.same(None if view is None else len(view.size))
         if view is not None:
