@@ -20,12 +20,12 @@ def test_the_first_sizes_are_captured_and_those_that_return() -> None:
     ran = []
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        for rows in range(2, 2 * SETTLED + 5):
+        for rows in range(2, 4 * SETTLED):
             x = torch.randn(rows, 8)
             torch.testing.assert_close(fused(x), model(x))
             ran.append(fused.last_run.fallbacks == ())
         first = ran.index(False)  # sizes of which programs for others are made are captured at once, too
-        assert SETTLED <= first <= 2 * SETTLED
+        assert SETTLED <= first <= 3 * SETTLED
         assert not any(ran[first:])
         assert "sizes keep changing" in fused.last_run.fallbacks[0].reason
         x = torch.randn(2, 8)
