@@ -8,8 +8,9 @@ x [37, 4, 64]                               of the first kind: between the captu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -136,20 +137,30 @@ class Between:
             return False
         return True
 
+    def is_bounded(self) -> bool:
+        """Whether this call probably gets a program without graphs; a kernel may still not serve it."""
+        return self.within and self.common.programs.bounded(self.sizes)
+
+    @cached_property
+    def programs(self) -> tuple[SizedProgram, ...] | None:
+        """The programs of this call without graphs, one for each graph; None if there are none yet."""
+        if not self.within:
+            return None
+        try:
+            return self.common.programs.at(self.sizes)
+        except Exception:  # a fault in fuse must not reach the user
+            self.common.programs.give_up()
+            return None
+
     def program(self) -> SizedProgram | Training | None:
         """The program of this call, or its training, without graphs; None if there is none yet."""
-        made = self.common.programs.at(self.sizes) if self.within else None
-        if made is None:
+        if self.programs is None:
             return None
         like = self.common.members[-1].call
         if like.training is None:
-            return made[0]
-        forward, backward = made
+            return self.programs[0]
+        forward, backward = self.programs
         return like.training.at_sizes(SizedTraining(forward, backward, self._resized))
-
-    def is_cheap(self) -> bool:
-        """Whether this call probably gets a program without graphs."""
-        return self.within and self.common.programs.bounded(self.sizes)
 
     def learns(self) -> bool:
         """Whether a program is to be made now, because those for later sizes may be made from it."""
@@ -158,12 +169,10 @@ class Between:
     def learn(self, compiled: Compiled) -> None:
         """Add the program of this call, which was made from its graphs."""
         if compiled.training is not None:
-            parts = compiled.training.parts()
+            self._add(compiled.training.parts)
         elif compiled.graph is not None and isinstance(compiled.program, Program):
-            parts = (SizedPart(compiled.program.schedule, compiled.graph.meta["signature"]),)
-        else:
-            return
-        self.common.programs.learn(self.sizes, parts)
+            part = SizedPart(compiled.program.schedule, compiled.graph.meta["signature"])
+            self._add(lambda: (part,))
 
     def ends(self) -> list[Between]:
         """Calls at the least and at the largest captured sizes, if programs are known for sizes between others only."""
@@ -173,13 +182,18 @@ class Between:
 
     def rehearse(self) -> None:
         """Schedule the graphs of this call, which nobody made, without a program."""
-        if (made := self.captured()) is None:
-            return
-        if made.training is not None:
-            parts = made.training.parts(made.graphs)
-        else:
-            parts = (SizedPart(schedule(made.graphs[0]), made.graphs[0].meta["signature"]),)
-        self.common.programs.learn(self.sizes, parts)
+        if (made := self.captured()) is not None:
+            training, graphs = made.training, made.graphs
+            if training is not None:
+                self._add(lambda: training.parts(graphs))
+            else:
+                self._add(lambda: (SizedPart(schedule(graphs[0]), graphs[0].meta["signature"]),))
+
+    def _add(self, parts: Callable[[], tuple[SizedPart, ...]]) -> None:
+        try:
+            self.common.programs.learn(self.sizes, parts())
+        except Exception:  # a fault in fuse must not reach the user
+            self.common.programs.give_up()
 
     def captured(self) -> CapturedCall | None:
         """The graphs of this call, without a capture; None if a view has another layout than the formulas give."""

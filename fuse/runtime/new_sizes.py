@@ -70,8 +70,12 @@ class NewSizes:
             return seconds
         if self._compilations.is_due(key) or (between is not None and between.learns()):
             return None
-        cheap = between is not None and between.is_cheap()
-        return self._patience.expected(self._kind(call, cheap), size, within, beyond, partial(differ_in_numbers, size))
+        alike = partial(differ_in_numbers, size)
+        if between is not None and between.is_bounded():
+            seconds = self._patience.expected(self._kind(call, True), size, True, False, alike)
+            if seconds is not None or between.programs is not None:
+                return seconds
+        return self._patience.expected(self._kind(call, False), size, within, beyond, alike)
 
     def waits(self, call: ModelCall, state: StateGuard | None) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""
@@ -87,7 +91,7 @@ class NewSizes:
 
     def ran_eager(self, call: ModelCall, state: StateGuard | None, between: Between | None, seconds: float) -> None:
         """Note that a call ran eager, which waits for a capture or for the compiler."""
-        beyond, cheap = between is not None and not between.within, between is not None and between.is_cheap()
+        beyond, cheap = between is not None and not between.within, between is not None and between.is_bounded()
         self._patience.ran_eager(self._kind(call, cheap), key_of_call(call.leaves, call.spec), seconds, beyond)
         self._compilations.ran_eager(self._key(call, state), self._ones(call), seconds)
 

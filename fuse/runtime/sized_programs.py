@@ -141,16 +141,20 @@ class SizedPrograms:
         """Whether there are templates, but none with these sizes in its bounds, nor a sample of these sizes."""
         return bool(self._templates) and not self.bounded(sizes) and sizes not in self._learnt
 
+    def give_up(self) -> None:
+        """Make no programs, and ask for none."""
+        self.learnt = MOST_SAMPLES
+        self._templates.clear()
+
     def learn(self, sizes: Numbers, parts: tuple[SizedPart, ...]) -> None:
         """Add the schedules that were made from resized graphs; without any, no more are asked for."""
         self.learnt += 1
         self._learnt.add(sizes)
-        if not parts or len(sizes) > MOST_SIZES:
-            self.learnt = MOST_SAMPLES
-            return
         try:
             outline, numbers = outline_and_numbers([part.split() for part in parts])
         except NotSplit:
+            outline = ()
+        if not outline or len(sizes) > MOST_SIZES:
             self.learnt = MOST_SAMPLES
             return
         constants = [constant_numbers(part.signature.inputs) for part in parts]

@@ -87,8 +87,8 @@ class RewrittenGraphs:
 
 @dataclass(frozen=True)
 class SizedTraining:
-    """The forward and the backward program of a call at other sizes, the layouts of its tangents by result, and its
-    :meth:`Training.graphs`, which are made when they are needed."""
+    """The forward and the backward program of a call at other sizes, and its :meth:`Training.graphs`, which are made
+    when they are needed. The tensors of the backward program have the layouts of tangents."""
 
     forward: SizedProgram
     backward: SizedProgram
