@@ -24,6 +24,9 @@ from fuse.kernel.values import Concat, Gather
 
 MAX_INLINED = 6
 """Most cheap operators that are computed again for every row instead of being stored once."""
+MOST_LOOPS = 48
+"""Most reductions times parts of concatenations, each of which becomes a loop. Steps that write a row of one tensor and
+reduce all of it: 16 in one kernel (768) took GCC 12 s, in kernels of four (48) 3 s."""
 DIFFERENT = "their loops run over different numbers of elements"
 
 
@@ -42,6 +45,7 @@ class Domain:
         rows_again: results of a second reduction, over the rows (:mod:`fuse.kernel.multi_stage`); None without one.
         looks_up: whether a reduction reads a table by positions.
         reductions: upper bound of the number of reductions.
+        cuts: number of parts of all concatenations (a write of a row into a tensor has three).
     """
 
     points: int
@@ -52,6 +56,7 @@ class Domain:
     rows_again: int | None = None
     looks_up: bool = False
     reductions: int = 0
+    cuts: int = 0
 
 
 def domain_of(node: Node) -> Domain | Declined:
@@ -75,7 +80,9 @@ def domain_of(node: Node) -> Domain | Declined:
     if not reductions:
         points = max(math.prod(r.shape) for r in results)
         cheap = known is not None and (known.cheap or known.kind == "convolution")  # no product: it has few taps
-        return Domain(points, None, cheap, 1, "apart" if isinstance(results[0], Concat) else "none")
+        if isinstance(results[0], Concat):
+            return Domain(points, None, cheap, 1, "apart", cuts=len(results[0].pieces))
+        return Domain(points, None, cheap, 1)
     widest = max(reductions, key=lambda r: math.prod(r.source.shape))
     points = math.prod(widest.source.shape)
     looks_up = any(isinstance(value, Gather) for value in within_stage(results, through_reductions=True))
@@ -90,7 +97,12 @@ def join(earlier: Domain, later: Domain) -> Domain | str:
     reductions = earlier.reductions + later.reductions
     if joined.rows_again is not None and joined.rows is not None and too_many(joined.rows, reductions):
         return TOO_MANY
-    return replace(joined, reductions=reductions)
+    cuts = earlier.cuts + later.cuts
+    if reductions * cuts > MOST_LOOPS:
+        return (
+            f"the kernel would have {reductions} reductions over {cuts} parts of tensors, each with a loop of its own"
+        )
+    return replace(joined, reductions=reductions, cuts=cuts)
 
 
 def _join(earlier: Domain, later: Domain) -> Domain | str:

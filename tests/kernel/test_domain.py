@@ -27,7 +27,7 @@ def last_call(function: Callable[[Tensor], Tensor], x: Tensor = X) -> Domain | D
         (lambda x: x.tanh(), Domain(24, None, False, 1)),
         (lambda x: x.sum(1), Domain(24, 4, False, 1, reductions=1)),
         (lambda x: x.softmax(0), Domain(24, 6, False, 1, reductions=2)),
-        (lambda x: torch.stack([x, x]), Domain(48, None, False, 1, "apart")),
+        (lambda x: torch.stack([x, x]), Domain(48, None, False, 1, "apart", cuts=2)),
     ],
 )
 def test_a_domain_says_what_the_loops_run_over(function, expected):

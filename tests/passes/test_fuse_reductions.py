@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import fuse
 from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
@@ -81,3 +82,22 @@ def test_square_tensors_reduced_both_ways_are_told_apart():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_every_floating_dtype_is_right(dtype):
     assert_fuses(Function(scaled_softmax), X.to(dtype).t(), launches=1)
+
+
+def test_reductions_of_a_tensor_that_is_filled_row_by_row_are_several_kernels() -> None:
+    """Each reduction has a loop for each row written so far: in one kernel, the square of the number of steps."""
+
+    def filled(x):
+        memory, state = torch.zeros_like(x), torch.zeros_like(x[0])
+        for t in range(len(x)):
+            memory[t] = torch.tanh(x[t] + state)
+            state = torch.sin(state + memory.mean(0))
+        return state
+
+    x = torch.randn(12, 2, 8)
+    fused = fuse.compile(Function(filled))
+    torch.testing.assert_close(fused(x), filled(x))
+    assert fused.last_run.launches <= 5
+    report = fuse.show(Function(filled), (x,))
+    assert any("each with a loop of its own" in rejected.reason for rejected in report.rejected)
+    assert max(len(kernel.source) for kernel in fused._engine.latest().program.kernels.values()) < 16_000
