@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
+from fuse.devices import HOST
 from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, probing
 from fuse.graph.arguments import named_leaves
@@ -344,7 +345,7 @@ class Recorder(TorchDispatchMode):
     def _number_of_attribute(self, number: int | float, name: str) -> tuple[Tensor, Any]:
         """A number in an attribute as an input: its fake tensor, and what ``forward`` sees."""
         with unset_fake_temporarily():
-            real = torch.tensor(number, dtype=_DTYPES[type(number)], device="cpu")
+            real = torch.tensor(number, dtype=_DTYPES[type(number)], device=HOST)
         fake = self._fake_of_attribute(real, name)
         return fake, self.reader.item(fake)
 

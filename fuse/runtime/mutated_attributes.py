@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fuse.devices import HOST
 from fuse.graph.arguments import containers_of, entries_of
 from fuse.graph.given_containers import fill
 from fuse.graph.mutated_attributes import current
@@ -93,7 +94,7 @@ def _given(value: Any, number: bool) -> Any:
     """The value of an attribute as a program reads it; a value that the program cannot read stays as it is."""
     if not number or not (type(value) is float or (type(value) is int and -(2**63) <= value < 2**63)):
         return value
-    return torch.tensor(value, dtype=torch.float64 if type(value) is float else torch.int64, device="cpu")
+    return torch.tensor(value, dtype=torch.float64 if type(value) is float else torch.int64, device=HOST)
 
 
 def carried(model: nn.Module, signature: Signature, leaves: Sequence[Any], spec: Any) -> Carried | None:
