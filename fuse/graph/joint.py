@@ -53,9 +53,9 @@ class Joint:
     ``forward``: the graph of :func:`fuse.graph.capture.capture`, with the saved tensors at the end of its output.
     ``backward``: None if no result needs gradients. ``given``: the meaning of its placeholders, in order.
     ``gradients``: for each placeholder of ``forward``, the position of its gradient in the output of ``backward``; None
-    if it has no gradient. ``requires_grad``: the leaves of the result that need gradients. ``rolled``:
-    gradients were taken loop by loop instead of step by step. ``own_gradients``: the call contains a
-    ``torch.autograd.Function``. ``eagers``: the reason why operators alone do not determine the gradients, or None.
+    if it has no gradient. ``requires_grad``: the leaves of the result that need gradients. ``rolled``: gradients were
+    taken loop by loop instead of step by step. ``own_gradients``: the call contains a ``torch.autograd.Function``.
+    ``eagers``: the reason why operators alone do not determine the gradients, or None.
     """
 
     forward: GraphModule

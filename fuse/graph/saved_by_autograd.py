@@ -19,7 +19,7 @@ _SAVED: dict[str, tuple[str, ...]] = {}
 
 
 def error_of_saved(node: Any) -> RuntimeError | None:
-    """What autograd raises if it reads the tensors that ``node`` saved; None if it raises nothing."""
+    """The error that autograd raises when it reads the tensors that ``node`` saved; None if it raises none."""
     with _disable_current_modes():
         return _error(node)
 

@@ -389,7 +389,7 @@ class Reader:
         return tuple(tensors), Learning(len(tensors), tuple(learned), read), positions
 
     def learned_of(self, inputs: Collection[Node]) -> list[Node]:
-        """Those of ``inputs`` on which a number, a size or an array depends that is learned."""
+        """The ``inputs`` that determine a learned number, size or array."""
         seen: set[Node] = set()
         left = [fact.node for fact in self.facts.values() if fact.guard != "truth"]
         while left:

@@ -87,6 +87,16 @@ class Conditions:
             self.functions[expression] = eval(f"lambda {', '.join(self.sizes)}: {expression}", {"__builtins__": {}})
         return self.functions[expression]
 
+    def evaluator(self, numbers: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """A function of the sizes that computes several numbers, each a polynomial, an extent or a constant.
+
+        >>> Conditions(("n",)).evaluator([((("n",), 64),), 8])(5)
+        (320, 8)
+        """
+        terms = (number if isinstance(number, tuple) else getattr(number, "terms", None) for number in numbers)
+        texts = (repr(number) if of is None else self.python(of) for number, of in zip(numbers, terms, strict=True))
+        return self.function(f"({''.join(f'{text}, ' for text in texts)})")
+
     def value(self, number: int, sizes: tuple[int, ...]) -> int:
         """The value of ``number``, an extent of these conditions or a constant, at other sizes."""
         value: int = self.function(self.python(terms_of(number)))(*sizes)

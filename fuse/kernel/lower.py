@@ -27,7 +27,7 @@ from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
 from fuse.graph.outputs import outputs_of
 from fuse.kernel.config import DEFAULT, Config
-from fuse.kernel.extents import Conditions, NeedsNumber, terms_of
+from fuse.kernel.extents import Conditions, NeedsNumber
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.names import plain_name
 from fuse.kernel.reading import computation_of, parts_of, values_of
@@ -160,9 +160,8 @@ def serve(
     if found is None:
         return None
     family, sizes = found
-    of, made = family.conditions, family.made
-    texts = [of.python(terms_of(number)) for number in (made.workspace_bytes, *_whole(made))]
-    return _at(family, sizes, of.function(f"({', '.join(texts)},)"))
+    numbers = family.made.workspace_bytes, *_whole(family.made)
+    return _at(family, sizes, family.conditions.evaluator(numbers))
 
 
 def _whole(kernel: Kernel) -> list[int]:

@@ -396,8 +396,7 @@ def _family(
     made = lower(values, conditions)
     if made is None:
         return None
-    expected = ", ".join(conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
-    family = SizeFamily(made, conditions, positions, conditions.function(f"({expected},)"), conditions.met())
+    family = SizeFamily(made, conditions, positions, conditions.evaluator(relation), conditions.met())
     assert family.sizes(numbers) is not None
     elsewhere = _elsewhere(family, now, others)
     if elsewhere is None:

@@ -351,7 +351,7 @@ class Writer:
 
 @lru_cache(maxsize=256)
 def _code(source: str) -> CodeType:
-    """The code of a function; programs that differ in sizes only have the same one."""
+    """The code of a function. Programs that differ in sizes only have the same text."""
     return compile(source, "<fuse calls>", "exec")
 
 

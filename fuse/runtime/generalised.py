@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
 from typing import Any
@@ -129,11 +129,11 @@ class Generalised:
     @cached_property
     def evaluate(self) -> Callable[..., Numbers]:
         """Computes all numbers from sizes."""
-        return evaluator(self.relation, len(self.sources))
+        return _sizes(len(self.sources)).evaluator(self.relation)
 
     @cached_property
     def _evaluate_arguments(self) -> Callable[..., Numbers]:
-        return evaluator(self.relation[: self.members[-1].arguments], len(self.sources))
+        return _sizes(len(self.sources)).evaluator(self.relation[: self.members[-1].arguments])
 
     def sizes(self, given: Numbers) -> tuple[int, ...] | None:
         """The sizes of a call whose arguments have these layouts; None if the layouts do not fit the formulas."""
@@ -171,8 +171,8 @@ class Generalised:
                 return False
             if any(noted.setdefault(text, outcome) is not outcome for text, outcome in found.items()):
                 return False
-        names = tuple(f"n{i}" for i in range(len(sizes)))
-        return bool(further) and self.decide(Conditions(names, sizes, noted=noted).met())
+        known = replace(_sizes(len(sizes)), values=sizes, noted=noted)
+        return bool(further) and self.decide(known.met())
 
     def _noted(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
@@ -213,7 +213,7 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
     if found is None:
         return None
     relation = found[1]
-    names = [f"n{i}" for i in range(len(found[0]))]
+    names = _sizes(len(found[0])).sizes
     if any(len({one.numbers[position] for one in same}) < FEWEST_VALUES for position in found[0]):
         return None
     if not _are_independent_sizes(relation, [one.numbers for one in same]):
@@ -233,19 +233,13 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
         tuple(source for source in sources if source),
         tuple(_steps([one.numbers[position] for one in same]) for position in found[0]),
         tuple(columns.values()),
-        number_ranges(list(columns), evaluator([relation[position] for position in columns.values()], len(names))),
+        number_ranges(list(columns), _sizes(len(names)).evaluator([relation[i] for i in columns.values()])),
     )
 
 
-def evaluator(relation: Sequence[Any], sizes: int) -> Callable[..., Numbers]:
-    """A function that computes numbers from so many sizes.
-
-    >>> evaluator([8, ((("n0",), 64),)], 1)(5)
-    (8, 320)
-    """
-    conditions = Conditions(tuple(f"n{i}" for i in range(sizes)))
-    expected = (conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
-    return conditions.function(f"({', '.join(expected)},)")
+def _sizes(count: int) -> Conditions:
+    """So many sizes by their names, without conditions."""
+    return Conditions(tuple(f"n{i}" for i in range(count)))
 
 
 def _same_constants(one: GraphModule, other: GraphModule) -> bool:

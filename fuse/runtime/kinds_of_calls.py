@@ -24,7 +24,8 @@ from fuse.runtime.guards import CallGuard, call_guard, sources_of
 from fuse.runtime.program import Program
 from fuse.runtime.resized import resized
 from fuse.runtime.schedule import schedule
-from fuse.runtime.sized_programs import SizedPart, SizedProgram
+from fuse.runtime.schedule_numbers import SizedPart
+from fuse.runtime.sized_programs import SizedProgram
 from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.training import SizedTraining, Training
 from fuse.runtime.variants import Compiled

@@ -10,14 +10,14 @@ tensors without memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fuse.graph.signature import OutputSpec
+from fuse.graph.signature import OutputSpec, Signature
 from fuse.kernel.lower import Kernel
 from fuse.kernel.region_text import Numbers, SizedTensor
 from fuse.runtime import layout
@@ -44,12 +44,18 @@ class NotSplit(Exception):
     """A schedule contains something that has no outline, or a kernel does not serve the other sizes."""
 
 
-Part = tuple[Schedule, tuple[OutputSpec, ...], tuple[Tensor, ...]]
-"""A schedule, what its results are, and further tensors whose layouts belong to it."""
+@dataclass(frozen=True)
+class SizedPart:
+    """One graph of a call at some sizes: its schedule, its signature, and further tensors whose layouts belong to it
+    (tangents)."""
+
+    plan: Schedule
+    signature: Signature
+    tensors: tuple[Tensor, ...] = ()
 
 
-def outline_and_numbers(parts: Sequence[Part]) -> tuple[tuple[Hashable, ...], Numbers]:
-    """The outline and the numbers of schedules.
+def outline_and_numbers(parts: Sequence[SizedPart]) -> tuple[tuple[Hashable, ...], Numbers]:
+    """The outline and the numbers of parts; constants are left out.
 
     Raises:
         NotSplit: something has no outline.
@@ -63,18 +69,18 @@ def outline_and_numbers(parts: Sequence[Part]) -> tuple[tuple[Hashable, ...], Nu
 
     mapped = _Mapped(take, outline.append)
     for part in parts:
-        mapped.part(*part)
+        mapped.part(part)
     return tuple(outline), tuple(numbers)
 
 
-def with_numbers(parts: Sequence[Part], numbers: Iterator[Any]) -> list[Part]:
+def with_numbers(parts: Sequence[SizedPart], numbers: Iterator[Any]) -> list[SizedPart]:
     """Copies with these numbers, in the order of :func:`outline_and_numbers`.
 
     Raises:
         NotSplit: a kernel does not serve these sizes.
     """
     mapped = _Mapped(lambda _: next(numbers), lambda _: None)
-    return [mapped.part(*part) for part in parts]
+    return [mapped.part(part) for part in parts]
 
 
 class _Mapped:
@@ -84,9 +90,10 @@ class _Mapped:
         self.take = take
         self.same = same
 
-    def part(self, plan: Schedule, outputs: tuple[OutputSpec, ...], tensors: tuple[Tensor, ...]) -> Part:
-        self.same((len(outputs), len(tensors)))
-        return self.schedule(plan), tuple(map(self.output, outputs)), tuple(map(self.tensor, tensors))
+    def part(self, part: SizedPart) -> SizedPart:
+        self.same((len(part.signature.outputs), len(part.tensors)))
+        plan, outputs = self.schedule(part.plan), tuple(map(self.output, part.signature.outputs))
+        return SizedPart(plan, replace(part.signature, outputs=outputs), tuple(map(self.tensor, part.tensors)))
 
     def schedule(self, plan: Schedule) -> Schedule:
         self.same((len(plan.steps), len(plan.buffers), plan.fallbacks, plan.regions, plan.confirmed))

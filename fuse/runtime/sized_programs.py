@@ -24,31 +24,19 @@ from torch import Tensor
 
 from fuse.graph.signature import Signature
 from fuse.kernel.extents import Conditions
+from fuse.kernel.polynomials import Terms
 from fuse.kernel.region_text import Numbers
 from fuse.runtime.fitting import MOST_SIZES, determine, fewest_samples, polynomial_through
 from fuse.runtime.guards import picker
 from fuse.runtime.program import Program
 from fuse.runtime.resized import NotResized, constant_numbers, with_constants
-from fuse.runtime.schedule_numbers import NotSplit, Part, outline_and_numbers, with_numbers
-from fuse.runtime.steps import Schedule, kernels_of
+from fuse.runtime.schedule_numbers import NotSplit, SizedPart, outline_and_numbers, with_numbers
+from fuse.runtime.steps import kernels_of
 
 MOST_SAMPLES = 24
 """Most samples of one outline that are kept, and most calls whose graphs are resized only to be samples."""
 
 Outline = tuple[Hashable, ...]
-
-
-@dataclass(frozen=True)
-class SizedPart:
-    """One graph of a call at some sizes: its schedule, its signature, and further tensors of which it depends on the
-    layouts (tangents)."""
-
-    plan: Schedule
-    signature: Signature
-    tensors: tuple[Tensor, ...] = ()
-
-    def split(self) -> Part:
-        return self.plan, self.signature.outputs, self.tensors
 
 
 @dataclass(frozen=True)
@@ -91,11 +79,10 @@ class _Template:
         made = []
         last = len(numbers) - sum(self.constants)
         try:
-            copies = with_numbers([part.split() for part in self.parts], iter(numbers))
-            for part, (plan, outputs, tensors), count in zip(self.parts, copies, self.constants, strict=True):
+            for part, count in zip(with_numbers(self.parts, iter(numbers)), self.constants, strict=True):
                 inputs = with_constants(part.signature.inputs, numbers[last : last + count])
-                signature = replace(part.signature, inputs=inputs, outputs=outputs)
-                made.append(SizedProgram(Program(plan, self.functions), signature, tensors))
+                signature = replace(part.signature, inputs=inputs)
+                made.append(SizedProgram(Program(part.plan, self.functions), signature, part.tensors))
                 last += count
         except (NotSplit, NotResized):
             return None
@@ -117,13 +104,14 @@ class _Template:
 class SizedPrograms:
     """The samples and the templates of a generalised graph, by outline.
 
-    ``learnt``: calls of resized graphs that were added.
+    ``learnt``: calls of resized graphs that were added. ``_refuted``: outlines of which a number is no polynomial.
     """
 
     learnt: int = 0
     _learnt: set[Numbers] = field(default_factory=set)
     _samples: dict[Outline, list[_Sample]] = field(default_factory=dict)
     _templates: dict[Outline, _Template] = field(default_factory=dict)
+    _refuted: set[Outline] = field(default_factory=set)
 
     def at(self, sizes: Numbers) -> tuple[SizedProgram, ...] | None:
         """The programs for a call with these sizes, one for each graph; None if graphs have to be resized."""
@@ -151,41 +139,55 @@ class SizedPrograms:
         self.learnt += 1
         self._learnt.add(sizes)
         try:
-            outline, numbers = outline_and_numbers([part.split() for part in parts])
+            outline, numbers = outline_and_numbers(parts)
         except NotSplit:
             outline = ()
         if not outline or len(sizes) > MOST_SIZES:
             self.learnt = MOST_SAMPLES
             return
+        self._add(sizes, parts, outline, numbers)
+
+    def _add(self, sizes: Numbers, parts: tuple[SizedPart, ...], outline: Outline, numbers: Numbers) -> None:
         constants = [constant_numbers(part.signature.inputs) for part in parts]
         outline = (*outline, *map(len, constants))
+        if outline in self._refuted:
+            return
         sample = _Sample(sizes, (*numbers, *chain(*constants)))
-        samples = self._samples.setdefault(outline, [])
-        samples.append(sample)
-        del samples[:-MOST_SAMPLES]
-        known = self._templates.pop(outline, None)
-        made = known.extended(sample) if known else None
-        made = made or _template(parts, samples, tuple(map(len, constants)))
+        if (known := self._templates.pop(outline, None)) is not None:
+            made = known.extended(sample)
+        else:
+            samples = self._samples.setdefault(outline, [])
+            samples.append(sample)
+            del samples[:-MOST_SAMPLES]
+            if not _suffice(samples):
+                return
+            made = _template(parts, samples, tuple(map(len, constants)))
+            del self._samples[outline]
         if made is not None:
             self._templates[outline] = made
+        else:
+            self._refuted.add(outline)
+            self.learnt = MOST_SAMPLES
+
+
+def _suffice(samples: Sequence[_Sample]) -> bool:
+    """Whether polynomials follow from samples."""
+    sizes = [one.sizes for one in samples]
+    return len(sizes) >= fewest_samples(len(sizes[0])) and determine(sizes)
 
 
 def _template(parts: tuple[SizedPart, ...], samples: Sequence[_Sample], constants: tuple[int, ...]) -> _Template | None:
-    """The template of calls with one outline, of which ``parts`` are one; None if there are too few, or if a number is
-    no polynomial."""
+    """The template of calls with one outline, of which ``parts`` are one; None if a number is no polynomial."""
     had = [one.sizes for one in samples]
-    if len(had) < fewest_samples(len(had[0])) or not determine(had):
-        return None
     columns = list(zip(*(one.numbers for one in samples), strict=True))
-    conditions = Conditions(tuple(f"n{i}" for i in range(len(had[0]))))
-    formulas: dict[tuple[Any, ...], str] = {}
+    formulas: dict[tuple[Any, ...], Terms] = {}
     for column in columns:
         if column not in formulas:
             terms = polynomial_through(column, had)
             if terms is None:
                 return None
-            formulas[column] = conditions.python(terms)
-    distinct = conditions.function(f"({', '.join(formulas.values())},)")
+            formulas[column] = terms
+    distinct = Conditions(tuple(f"n{i}" for i in range(len(had[0])))).evaluator(list(formulas.values()))
     position = {column: i for i, column in enumerate(formulas)}
     pick = picker([position[column] for column in columns])
     bounds = tuple((min(of), max(of)) for of in zip(*had, strict=True))

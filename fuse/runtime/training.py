@@ -35,7 +35,8 @@ from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
 from fuse.runtime.result_reconstruction import Reconstruction, reconstruct_leaves
 from fuse.runtime.schedule import schedule
-from fuse.runtime.sized_programs import SizedPart, SizedProgram
+from fuse.runtime.schedule_numbers import SizedPart
+from fuse.runtime.sized_programs import SizedProgram
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.tangents import Tangent, is_batched, memory_like
 

@@ -23,6 +23,14 @@ from fuse.runtime.cpu import compiler, processor
 from fuse.testing import assert_fuses
 
 
+def in_one_kernel(convolution: nn.Module, shape: tuple[int, ...]) -> None:
+    """A convolution and a ReLU are one kernel, and right."""
+    torch.manual_seed(0)
+    convolution.reset_parameters()  # a value that rounding moves across the zero of ReLU is in no run, or in all
+    with torch.no_grad():
+        assert_fuses(nn.Sequential(convolution, nn.ReLU()), torch.randn(shape), launches=1)
+
+
 @pytest.mark.parametrize(
     ("convolution", "shape"),
     [
@@ -48,10 +56,7 @@ from fuse.testing import assert_fuses
     ],
 )
 def test_values(convolution: nn.Conv1d | nn.Conv2d, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    convolution.reset_parameters()  # a value that rounding moves across the zero of ReLU is in no run, or in all
-    with torch.no_grad():
-        assert_fuses(nn.Sequential(convolution, nn.ReLU()), torch.randn(shape), launches=1)
+    in_one_kernel(convolution, shape)
 
 
 def test_doubles() -> None:

@@ -15,7 +15,7 @@ from fuse.kernel.sized import lowering_of
 from fuse.runtime import kinds_of_calls, patience, sized_programs
 from fuse.runtime.kinds_of_calls import Between
 from fuse.runtime.schedule import schedule
-from fuse.runtime.schedule_numbers import outline_and_numbers
+from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers
 from fuse.runtime.sized_programs import MOST_SAMPLES, SizedProgram
 from fuse.runtime.training import Training
 from tests.fuzz.sizes import WIDTH, Model, attention, windows
@@ -44,8 +44,8 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
         if made is not None:
             found.append(made)
             graph = between.captured().graphs[0]  # type: ignore[union-attr]  # a call between captured ones
-            outline, numbers = outline_and_numbers([(schedule(graph), graph.meta["signature"].outputs, ())])
-            own_outline, own_numbers = outline_and_numbers([(made.program.schedule, made.signature.outputs, ())])
+            outline, numbers = outline_and_numbers([SizedPart(schedule(graph), graph.meta["signature"])])
+            own_outline, own_numbers = outline_and_numbers([SizedPart(made.program.schedule, made.signature)])
             assert own_outline != outline or own_numbers == numbers
         return made
 
@@ -170,9 +170,17 @@ def test_sizes_one_after_another(programs: list[Made]) -> None:
     assert len(programs) >= 20
 
 
-def test_numbers_that_are_no_polynomials(programs: list[Made]) -> None:
+def test_sizes_in_whole_windows_and_halves() -> None:
     run(windows, at_random(60))
     run(lambda m, x: m.first(x[: x.shape[0] // 2]).relu(), at_random(60))
+
+
+def test_numbers_that_are_no_polynomials_are_sought_once(programs: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    sought = []
+    monkeypatch.setattr(sized_programs, "polynomial_through", lambda *_: sought.append(0))
+    run(plain, at_random(60))
+    assert len(sought) == 1
+    assert not programs
 
 
 def test_a_number_that_is_a_polynomial_at_some_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
