@@ -34,7 +34,7 @@ from fuse.loops import loop_programs
 from fuse.loops.body_operands import StepResult
 from fuse.loops.building import Built, build, call_loop, last_states, operand_node, outside_reads
 from fuse.loops.collectors import dimension_of, pieces_of
-from fuse.loops.distributing import Split, call_split, split
+from fuse.loops.distributing import Split, call_split, lowered, split
 from fuse.loops.loop_boundaries import segments
 from fuse.loops.reads import Obstacle
 from fuse.loops.rolling import LEAST_STEPS, Rolled, RolledPart, bytes_carried, find_loop
@@ -137,29 +137,21 @@ def judged(graph: GraphModule, proved: Rolled, reason: str | None, step_by_step:
     values = result_values(proved, built)
     built.loop.strides = tuple(value.stride() for value in values)
     nodes = [node for step in proved.steps for node in step]
-    if not left and (found := stop_of(graph, proved, built.collected)) is not None:
-        usual, built.loop.spec = built.loop.spec, replace(built.loop.spec, stop=found[0])
+    if not left and (stopping := stop_of(graph, proved, built.collected)) is not None:
+        usual, built.loop.spec = built.loop.spec, replace(built.loop.spec, stop=stopping[0])
         if isinstance(lower_loop(built.loop, built.values, values), Kernel):
-            built.loop.truths = found[1]
+            built.loop.truths = stopping[1]
             yield rewrite(nodes, insert_loop, graph, proved, built, values)
             return
         built.loop.spec = usual
-    parts = split(built.loop, built.values, values)
-    if parts is not None and not isinstance(lower_split(built, parts), Declined):
-        yield rewrite(nodes, insert_loop, graph, proved, built, values, parts)
-        return
-    kernel = lower_loop(built.loop, built.values, values)
-    if not isinstance(kernel, Declined):
-        yield rewrite(nodes, insert_loop, graph, proved, built, values)
-        return
-    parts = split(built.loop, built.values, values, all_of_it=True)
-    if parts is not None and not isinstance(lower_split(built, parts), Declined):
-        yield rewrite(nodes, insert_loop, graph, proved, built, values, parts)
+    found = lowered(built.loop, built.values, values)
+    if not isinstance(found, Declined):
+        yield rewrite(nodes, insert_loop, graph, proved, built, values, found if isinstance(found, Split) else None)
         return
     if step_by_step:
-        yield from as_program(graph, proved, kernel.reason)
+        yield from as_program(graph, proved, found.reason)
     else:
-        yield declined(proved.steps[0], kernel.reason)
+        yield declined(proved.steps[0], found.reason)
 
 
 def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verdict]:
@@ -191,11 +183,6 @@ def _stepwise(built: Built) -> tuple[list[torch.Tensor], Split | None]:
     parts = split(built.loop, built.values, values, all_of_it=True)
     loop_programs.settle(parts.loop if parts else built.loop)
     return values, parts
-
-
-def lower_split(built: Built, parts: Split) -> Kernel | Declined:
-    """The kernel of the loop that remains after a split."""
-    return lower_loop(parts.loop, [built.values[i] for i in parts.operands], parts.values)
 
 
 def _better_unrolled(rolled: Rolled) -> str | None:

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx import GraphModule, Node
 from torch.nn import Module
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -33,11 +32,11 @@ from fuse.graph.detaching import any_needs_gradient
 from fuse.graph.fakes import mode_of
 from fuse.graph.joint import Differentiate, Joint, Recorded, formulas
 from fuse.graph.loop import Loop
-from fuse.graph.outputs import outputs_of
+from fuse.graph.outputs import copied, inlined, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.kernel.lower import Declined
 from fuse.kernel.lower_loops import lower_loop
-from fuse.loops.distributing import Split, split
+from fuse.loops.distributing import Split, lowered
 from fuse.rewrite import effects, registry
 from fuse.rewrite.ledger import Ledger, Rejections
 from fuse.rewrite.patterns import registry as patterns
@@ -65,7 +64,7 @@ def _differentiated(recorded: Recorded, passes: Sequence[str], fuel: int | None)
         if OWN in passes and any(one.backward and one.enabled for one in patterns.registered()):
             _declined(recorded, recorded.eagers)
         return None
-    graph = _copied(recorded.forward)
+    graph = copied(recorded.forward)
     ledger = run_passes(graph, passes, fuel)
     if not graph.graph.find_nodes(op="call_module"):
         rejected = tuple(one for one in ledger.rejected if one.pass_name == OWN)
@@ -85,16 +84,6 @@ def _declined(recorded: Recorded, why: str, at: Node | None = None) -> None:
     source = (at.meta["source"],) if at is not None and at.meta["source"] else ()
     rejections = Rejections(NAME, None, why, 1, at.name if at is not None else "", source)
     recorded.forward.meta["ledger"] = Ledger((), (), (rejections,), {})
-
-
-def _copied(graph: GraphModule) -> GraphModule:
-    """A copy of a captured graph."""
-    made, inner = Graph(), dict[Node, Node]()
-    for node in graph.graph.nodes:
-        inner[node] = made.node_copy(node, inner.__getitem__)
-    module = _LazyGraphModule(Module(), made)
-    module.meta.update(graph.meta)
-    return module
 
 
 def _lies(spec: OutputSpec, graph: GraphModule) -> list[tuple[int, int]]:
@@ -228,15 +217,7 @@ class _Replay(ReplayRecorder):
         """Call a loop and the operators behind it; returns the results of the whole loop."""
         nodes = [self.functional.value(self._ensure_known(operand)) for operand in operands]
         made = self._call(parts.loop, [nodes[i] for i in parts.operands], parts.values)
-        given = iter((*nodes, *made))
-        inner: dict[Node, Node] = {}
-        for node in parts.after.nodes:
-            if node.op == "placeholder":
-                inner[node] = next(given)
-            elif node.op == "call_function":
-                inner[node] = self.graph.node_copy(node, inner.__getitem__)
-        results = outputs_of(parts.after)
-        return tuple(self._as_tensor(inner[node]) for node in results)
+        return tuple(map(self._as_tensor, inlined(self.graph, parts.after, (*nodes, *made))))
 
     def _call(self, loop: Loop, nodes: Sequence[Node], values: Sequence[Tensor]) -> list[Node]:
         name = f"loop_{self.calls}"
@@ -281,11 +262,13 @@ class _LoopFunction(torch.autograd.Function):
             back = reversed_loop(made, operands, ctx.results, tangents)
         called = [_operand(given, operands[0]) for given in back.operands]
         with _disable_current_modes():
-            parts = _lowered(back.loop, called, back.values)
-        if parts is None:
-            results = recorder.record_loop(back.loop, called, back.values)
+            found = lowered(back.loop, called, back.values)
+        if isinstance(found, Declined):
+            raise NotReversible(found.reason)
+        if isinstance(found, Split):
+            results = recorder.record_split(found, called)
         else:
-            results = recorder.record_split(parts, called)
+            results = recorder.record_loop(back.loop, called, back.values)
         gradients: list[Tensor | None] = [None] * len(operands)
         for i, position in back.states.items():
             gradients[i] = results[position]
@@ -303,27 +286,6 @@ def _operand(given: Tensor | Zeros | Prepared, like: Tensor) -> Tensor:
     if isinstance(given, Zeros):
         return torch.zeros(given.size, dtype=given.dtype, device=like.device)
     return given.value() if isinstance(given, Prepared) else given
-
-
-def _lowered(loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> Split | None:
-    """The split of ``loop`` after which it has a kernel, by operators moved behind it.
-
-    Raises:
-        NotReversible: no such split exists.
-    """
-    parts = split(loop, operands, values)
-    if parts is not None and _has_kernel(parts, operands):
-        return parts
-    if not isinstance(why := lower_loop(loop, operands, values), Declined):
-        return None
-    parts = split(loop, operands, values, all_of_it=True)
-    if parts is not None and _has_kernel(parts, operands):
-        return parts
-    raise NotReversible(why.reason)
-
-
-def _has_kernel(parts: Split, operands: Sequence[Tensor]) -> bool:
-    return not isinstance(lower_loop(parts.loop, [operands[i] for i in parts.operands], parts.values), Declined)
 
 
 def _of_source(gradients: Tensor, source: Tensor, loop: Loop, position: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.gradients.replaying import replay
-from fuse.graph.outputs import outputs_of
+from fuse.graph.outputs import inlined, outputs_of
 from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns.backward import gradients, is_differentiable
 from fuse.rewrite.patterns.conditions import Misfit
@@ -170,14 +170,10 @@ def put_back(graph: GraphModule) -> None:
         module = nested.called_module(call)
         if not isinstance(module, GraphModule) or gradient_of(module) is None:
             continue
-        inner = dict(zip(module.graph.find_nodes(op="placeholder"), call.args, strict=True))
         with graph.graph.inserting_before(call):
-            for node in module.graph.nodes:
-                if node.op == "call_function":
-                    inner[node] = graph.graph.node_copy(node, inner.__getitem__)
-        outputs = outputs_of(module.graph)
+            results = inlined(graph.graph, module.graph, call.args)
         for part in list(call.users):
-            part.replace_all_uses_with(inner[outputs[part.args[1]]])
+            part.replace_all_uses_with(results[part.args[1]])
         regions.erase_with_users(call)
     graph.recompile()
 

@@ -107,14 +107,9 @@ class Loop(nn.Module):
     def trip_count(self) -> int:
         return self.spec.trip_count
 
-    @property
-    def inside(self) -> GraphModule:
-        """The graph that runs in each step."""
-        return self.body
-
-    def holding(self, inside: GraphModule) -> Loop:
+    def with_body(self, body: GraphModule) -> Loop:
         """The same loop with another body."""
-        loop = Loop(inside, self.spec)
+        loop = Loop(body, self.spec)
         loop.strides = self.strides
         return loop
 

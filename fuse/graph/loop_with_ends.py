@@ -21,24 +21,24 @@ from fuse.graph.loop import Loop
 class LoopWithEnds(nn.Module):
     """``whole(*operands) -> results``: regions before a loop, the loop, and regions after it, with views in between.
 
-    They are the graph ``inside``. Its results are results of the regions and of the loop.
+    They are the graph ``body``. Its results are results of the regions and of the loop.
     """
 
     persistent = True
 
-    def __init__(self, inside: GraphModule) -> None:
+    def __init__(self, body: GraphModule) -> None:
         super().__init__()
-        self.inside = inside
+        self.body = body
         self.meta = {"kind": "loop"}
 
-    def holding(self, inside: GraphModule) -> LoopWithEnds:
+    def with_body(self, body: GraphModule) -> LoopWithEnds:
         """The same module with another graph."""
-        return LoopWithEnds(inside)
+        return LoopWithEnds(body)
 
     @property
     def call(self) -> Node:
         """The node that calls the loop."""
-        nodes: Iterator[Node] = iter(self.inside.graph.nodes)
+        nodes: Iterator[Node] = iter(self.body.graph.nodes)
         return next(node for node in nodes if isinstance(self.called(node), Loop))
 
     @property
@@ -49,16 +49,16 @@ class LoopWithEnds(nn.Module):
         return found
 
     def called(self, node: Node) -> nn.Module | None:
-        """The region or loop that a node of ``inside`` calls; None for any other node."""
-        return self.inside.get_submodule(str(node.target)) if node.op == "call_module" else None
+        """The region or loop that a node of ``body`` calls; None for any other node."""
+        return self.body.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = self.inside(*operands)
+        results: tuple[Tensor, ...] = self.body(*operands)
         return results
 
 
 def graph_in(module: nn.Module | None) -> GraphModule | None:
     """The graph that a called module runs: the body of a region or loop, or all of a loop with its ends."""
     if isinstance(module, (Loop, LoopWithEnds)):
-        return module.inside
+        return module.body
     return module if isinstance(module, GraphModule) else None

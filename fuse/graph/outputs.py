@@ -22,6 +22,15 @@ def finished(graph: Graph, results: Sequence[Node], root: Module | None = None) 
     return _LazyGraphModule(Module() if root is None else root, graph)
 
 
+def copied(module: GraphModule) -> GraphModule:
+    """A copy of a captured graph, which calls the same modules."""
+    graph, root = Graph(), Module()
+    root._modules.update(module._modules)
+    made = finished(graph, graph.graph_copy(module.graph, {}), root)  # type: ignore[arg-type]  # FX types arguments loosely
+    made.meta.update(module.meta)
+    return made
+
+
 def add_placeholder(graph: Graph, name: str) -> Node:
     """A new placeholder called ``name``, or ``name_1`` and so on if that is taken.
 
@@ -47,6 +56,15 @@ def outputs_of(graph: Graph) -> tuple[Node, ...]:
     """
     (results,) = graph.output_node().args
     return tuple(results)  # type: ignore[arg-type]  # FX allows any structure
+
+
+def inlined(graph: Graph, inner: Graph, given: Iterable[Node]) -> list[Node]:
+    """Copy the operators of ``inner`` to where ``graph`` inserts nodes, with ``given`` nodes for its placeholders.
+
+    Returns the copies of its outputs.
+    """
+    copies = dict(zip(inner.find_nodes(op="placeholder"), given, strict=True))
+    return list(graph.graph_copy(inner, copies))  # type: ignore[arg-type]  # FX types arguments loosely
 
 
 def cone(nodes: Iterable[Node], within: Callable[[Node], bool] = lambda _: True) -> set[Node]:

@@ -43,6 +43,7 @@ from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
 from fuse.graph.conversions import idle_conversions
 from fuse.graph.evaluating import NoData
+from fuse.graph.fake_mode import WithoutSwitch
 from fuse.graph.fake_parameters import with_fake_parameters
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
@@ -81,7 +82,7 @@ _DATA_DEPENDENT = (
 )
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(WithoutSwitch, TorchDispatchMode):
     """The dispatch mode that records one call of ``model`` as a graph."""
 
     gradients = False
@@ -391,11 +392,6 @@ class Recorder(TorchDispatchMode):
         return result, overlay.assigned(), self.containers.new_contents(changed.changed if changed else ())
 
     # ---- recording ---------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Leave out torch's switch for ``torch.compile`` around the method below, a tenth of its time."""
-        return False
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

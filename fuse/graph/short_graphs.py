@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
-from torch.nn import Module
+from torch.fx import GraphModule, Node
 
-from fuse.graph.outputs import finished, outputs_of
+from fuse.graph.outputs import copied
 
 aten = torch.ops.aten
 
@@ -88,12 +87,7 @@ def shortened(whole: GraphModule, expand: Callable[[], None]) -> GraphModule:
         whole.recompile()
         return whole
 
-    graph, copies = Graph(), dict[Node, Node]()
-    graph.graph_copy(whole.graph, copies)
-    root = Module()
-    root._modules.update(whole._modules)
-    short = finished(graph, [copies[node] for node in outputs_of(whole.graph)], root)
-    short.meta.update(whole.meta)
+    short = copied(whole)
     short.meta[WHOLE] = made
     return short
 

@@ -57,7 +57,7 @@ def lower_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Ker
     Only shapes, strides, dtypes and devices of its values are read; ``made`` and the result are as for
     :func:`lower_loop`.
     """
-    target = target_for(tensors_of(whole.inside))
+    target = target_for(tensors_of(whole.body))
     return target if isinstance(target, Declined) else target.write_with_ends(whole, made)
 
 

@@ -21,7 +21,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from fuse import ops
 from fuse.graph.loop import Loop, of_all_steps
-from fuse.graph.outputs import add_placeholder, cone, finished, outputs_of
+from fuse.graph.outputs import add_placeholder, cone, finished, inlined, outputs_of
+from fuse.kernel.lower import Declined, Kernel
+from fuse.kernel.lower_loops import lower_loop
 from fuse.loops.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.loops.building import call_loop
 from fuse.loops.reads import is_link
@@ -67,20 +69,30 @@ def split(
         return None
 
 
+def lowered(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Split | Kernel | Declined:
+    """The split of ``loop`` after which it has a kernel, or the kernel of the whole loop, or why it has none.
+
+    Operators leave that run better behind the loop; all that may leave do where the loop has no kernel otherwise.
+    """
+    if (parts := split(loop, operands, results)) is not None and _has_kernel(parts, operands):
+        return parts
+    kernel = lower_loop(loop, operands, results)
+    if isinstance(kernel, Declined):
+        parts = split(loop, operands, results, all_of_it=True)
+        if parts is not None and _has_kernel(parts, operands):
+            return parts
+    return kernel
+
+
+def _has_kernel(parts: Split, operands: Sequence[Tensor]) -> bool:
+    return isinstance(lower_loop(parts.loop, [operands[i] for i in parts.operands], parts.values), Kernel)
+
+
 def call_split(graph: GraphModule, split: Split, operands: Sequence[Node], after: Node) -> list[Node]:
     """Insert the split loop's two calls behind ``after``; returns the results of the whole loop."""
     made = call_loop(graph, split.loop, [operands[i] for i in split.operands], split.values, after)
-    given = iter((*operands, *made))
-    inner: dict[Node, Node] = {}
-    at = made[-1]
-    for node in split.after.nodes:
-        if node.op == "placeholder":
-            inner[node] = next(given)
-        elif node.op == "call_function":
-            with graph.graph.inserting_after(at):
-                at = inner[node] = graph.graph.node_copy(node, inner.__getitem__)
-    results = outputs_of(split.after)
-    return [inner[node] for node in results]
+    with graph.graph.inserting_before(made[-1].next):
+        return inlined(graph.graph, split.after, (*operands, *made))
 
 
 class _Whole:

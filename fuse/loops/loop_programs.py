@@ -25,6 +25,7 @@ from fuse.graph.outputs import outputs_of
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.dtypes import supported
 from fuse.kernel.lower import Declined, values_of_call
+from fuse.loops.reads import tensors_of
 from fuse.loops.rolling import LEAST_STEPS, Rolled, prove
 from fuse.rewrite import effects
 from fuse.rewrite.launches import node_launches
@@ -40,7 +41,7 @@ MOST_CUTS = 8
 def obstacle(loop: Loop) -> str | None:
     """Why the body cannot or should not run as a program step by step, or None."""
     nodes = [node for node in loop.body.graph.nodes if node.op == "call_function"]
-    values = [part for node in loop.body.graph.nodes for part in _tensors(node)]
+    values = [part for node in loop.body.graph.nodes for part in tensors_of(node)]
     if any(value.layout is not torch.strided or value.is_conj() or value.is_neg() for value in values):
         return "a tensor is sparse or lazily conjugated or negated"
     if any(not supported(value.dtype) for value in values):
@@ -138,11 +139,6 @@ def lasts_to_copy(loop: Loop) -> set[int]:
             found.add(number)
         taken.add((node, t))
     return found
-
-
-def _tensors(node: Node) -> list[Tensor]:
-    value = node.meta.get("val")
-    return [part for part in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(part, Tensor)]
 
 
 def _is_own(node: Node) -> bool:

@@ -13,14 +13,14 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 from fuse import ops
 from fuse.graph.outputs import finished
 from fuse.loops.reads import Leaf, Link, Obstacle, Read, leaves, replace_leaves
 from fuse.rewrite import surgery
-from fuse.rewrite.constants import value_of_origin
+from fuse.rewrite.constants import given_constants, value_of_origin
 from fuse.rewrite.evaluate import FILLS
 
 aten = torch.ops.aten
@@ -97,34 +97,19 @@ def table_of(reads: Sequence[Read]) -> tuple[StepTable, tuple[Link, ...]] | None
             return None
         spread: Link = (aten.expand.default, (tuple(shape),), ())
         return StepTable(tuple(torch.tensor(_fill(read.root), dtype=dtype) for read in reads)), (spread,)
-    known = _constants(reads[0].root.graph)
+    graph = reads[0].root.graph.owning_module
+    known = {} if graph is None else given_constants(graph)
     rows = [known.get(read.root) for read in reads]
     held = [row for row in rows if row is not None]
     if len(held) < len(rows) or sum(row.nbytes for row in held) > LARGEST_TABLE:
         return None
-    return StepTable(tuple(row.contiguous() for row in held)), reads[0].links
+    return StepTable(tuple(row.contiguous().to(reads[0].root.meta["val"].device) for row in held)), reads[0].links
 
 
 def _fill(node: Node) -> int | float:
     if node.target is aten.full.default:
         return node.args[1]  # type: ignore[return-value]
     return int(node.target is aten.ones.default)
-
-
-def _constants(graph: Graph) -> dict[Node, Tensor]:
-    """The constants of a captured graph that are never written, in a call or between calls."""
-    owner = graph.owning_module
-    signature = owner.meta.get("signature") if owner is not None else None
-    if signature is None:
-        return {}
-    written = {mutation.input_index for mutation in signature.mutations}
-    given = enumerate(zip(graph.find_nodes(op="placeholder"), signature.inputs, strict=True))
-    return {
-        node: spec.value
-        for index, (node, spec) in given
-        if spec.kind == "constant" and not spec.may_change and index not in written
-        if not isinstance(spec.value, FakeTensor)
-    }
 
 
 def numbers_of(

@@ -123,7 +123,7 @@ def _ir(call: Node) -> Iterator[str]:
     """The IR of a call of a kernel: a loop with prologue and epilogue has one body after another."""
     module = called_module(call)
     if isinstance(module, LoopWithEnds):
-        for node in module.inside.graph.nodes:
+        for node in module.body.graph.nodes:
             if module.called(node) is not None:
                 yield from _ir(node)
         return

@@ -151,7 +151,7 @@ class _Level:
         elif kind(node) == "region":
             self._add_region(node, called_module(node))
         elif isinstance(module := called_module(node), LoopWithEnds):
-            self._add_region(node, module.inside)
+            self._add_region(node, module.body)
         elif isinstance(loop := called_module(node), Loop):
             self._add_loop(node, loop)
         elif ops.is_view(target):

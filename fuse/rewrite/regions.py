@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
 from fuse import ops
-from fuse.graph.outputs import add_placeholder, finished
+from fuse.graph.outputs import add_placeholder, finished, inlined
 from fuse.rewrite import effects, nested, surgery
 from fuse.rewrite.ordering import program_order
 
@@ -154,15 +154,7 @@ class _BodyBuilder:
         """Copy the body of a region that joins; its results replace the parts that the parent graph reads."""
         module = nested.called_module(call)
         assert isinstance(module, GraphModule)
-        within: dict[Node, Node] = {}
-        placeholders = iter(call.args)
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                within[node] = self.resolve(next(placeholders))  # type: ignore[arg-type]  # FX types arguments loosely
-            elif node.op == "output":
-                results = [within[r] for r in node.args[0]]
-            else:
-                within[node] = self.body.node_copy(node, lambda n: within[n])
+        results = inlined(self.body, module.graph, [self.resolve(operand) for operand in call.args])  # type: ignore[arg-type]  # FX types arguments loosely
         for part in call.users:
             self.inner[part] = results[part.args[1]]  # type: ignore[index]  # FX types arguments loosely
 

@@ -19,6 +19,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from fuse.graph.fake_mode import WithoutSwitch
+
 _C: Any = torch._C
 _NAMESPACES = tuple(getattr(_C, name) for name in ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special"))
 _known: dict[object, Callable[..., Any]] = {}
@@ -65,19 +67,13 @@ def _namesake(name: str) -> Callable[..., Any] | None:
     return next((getattr(p, own) for p in _NAMESPACES if hasattr(p, own)), None) if namespace == "aten" else None
 
 
-class _RecordedCalls(TorchDispatchMode):
+class _RecordedCalls(WithoutSwitch, TorchDispatchMode):
     """A mode that records operators with their arguments, computes none, and returns empty tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.made: list[list[Any]] = []
         self.given: list[Tensor] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False, so that torch does not wrap ``__torch_dispatch__`` for ``torch.compile``, which would import
-        Dynamo."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.made.append([func, *_leaves((args, kwargs or {})), pytree.tree_structure((args, kwargs or {}))])

@@ -226,7 +226,7 @@ class _Speller:
         module = self.whole.get_submodule(str(call.target)) if call.op == "call_module" else None
         operands = list(call.args)
         if isinstance(module, LoopWithEnds) and module.loop is self.loop:
-            inside = module.inside.graph.find_nodes(op="placeholder")
+            inside = module.body.graph.find_nodes(op="placeholder")
             outer = dict(zip(inside, call.args, strict=True))
             operands = [outer.get(argument) for argument in module.call.args]
         elif module is not self.loop:
@@ -294,7 +294,7 @@ class _Speller:
             if module is self.loop and place >= self.loop.spec.carries:  # type: ignore[operator]  # a number
                 self.long[node] = 0
             if isinstance(module, LoopWithEnds) and module.loop is self.loop:
-                inner = outputs_of(module.inside.graph)[place]  # type: ignore[index]  # likewise
+                inner = outputs_of(module.body.graph)[place]  # type: ignore[index]  # likewise
                 if inner in self.long:
                     self.long[node] = self.long[inner]
         elif node.target is aten.permute.default and first in self.long:

@@ -128,7 +128,7 @@ def _inside(module: nn.Module) -> tuple[GraphModule, Any]:
             raise NotResized("a loop may end early")
         return module.body, _extra_of_loop(module)
     if isinstance(module, LoopWithEnds):
-        return module.inside, None
+        return module.body, None
     if isinstance(module, GraphModule) and module.meta.get("kind") == "region":
         return module, None
     raise NotResized(f"module {type(module).__name__} is neither a loop nor a region")

@@ -58,9 +58,9 @@ def wide_call(target: Any, args: Any, kwargs: Any) -> Any:
 def wide_module(module: nn.Module) -> nn.Module:
     """A copy of a region or loop that computes in float64."""
     if isinstance(module, (Loop, LoopWithEnds)):
-        inside = wide_module(module.inside)
+        inside = wide_module(module.body)
         assert isinstance(inside, GraphModule)
-        return module.holding(inside)
+        return module.with_body(inside)
     if not isinstance(module, GraphModule):
         return module
     graph = Graph()

@@ -63,7 +63,7 @@ def kernel_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Ke
     """The kernel of a loop and its ends; see :func:`fuse.kernel.lower_loops.lower_with_ends`."""
     pointers = _Pointers(whole)
     calls: list[tuple[Kernel, list[str]]] = []
-    for node in whole.inside.graph.nodes:
+    for node in whole.body.graph.nodes:
         if (module := whole.called(node)) is None:
             pointers.note(node)
             continue
@@ -114,8 +114,8 @@ class _Pointers:
 
     def _results(self, call: Node) -> list[str]:
         """A pointer for each result of a call: to the caller's memory, or into the workspace."""
-        placeholders = len(self.whole.inside.graph.find_nodes(op="placeholder"))
-        returned = outputs_of(self.whole.inside.graph)
+        placeholders = len(self.whole.body.graph.find_nodes(op="placeholder"))
+        returned = outputs_of(self.whole.body.graph)
         parts = {part.args[1]: part for part in call.users}
         found = []
         for number, value in enumerate(call.meta["val"]):
@@ -147,8 +147,8 @@ class _Pointers:
 
 def _joined(whole: LoopWithEnds, pointers: _Pointers, calls: Sequence[tuple[Kernel, list[str]]]) -> Kernel:
     """One kernel that calls each of ``calls`` in turn."""
-    results = outputs_of(whole.inside.graph)
-    position = len(whole.inside.graph.find_nodes(op="placeholder")) + len(results)
+    results = outputs_of(whole.body.graph)
+    position = len(whole.body.graph.find_nodes(op="placeholder")) + len(results)
     texts, lines = [], []
     if pointers.workspace:
         lines.append(f"    char *workspace = fuse_aligned(args[{position}]);")
