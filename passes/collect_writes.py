@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuse.graph.strides import contiguous_strides
+from fuse.graph.strides import contiguous_strides, inverse, memory_order
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -96,14 +96,8 @@ def obstacle(chain: list[Node]) -> str | None:
     return None
 
 
-def memory_order(value: Tensor) -> list[int]:
-    """The dimensions of ``value`` in memory order, the outermost first."""
-    strides = value.stride()
-    return sorted(range(value.dim()), key=lambda d: (-strides[d], d))
-
-
 def order_of_pieces(last: Node) -> list[int]:
-    """``memory_order`` for a written part; a single position lacks the written dimension."""
+    """The order in memory of a written part; a single position lacks the written dimension."""
     order, dim = memory_order(last.meta["val"]), dimension(last)
     return order if last.target is aten.slice_scatter.default else [d - (d > dim) for d in order if d != dim]
 
@@ -140,7 +134,7 @@ def collect(chain: list[Node]) -> None:
     collected = [_permuted(pieces[place], order_of_pieces(last), last) for place in sorted(pieces)]
     order = memory_order(last.meta["val"])
     made = surgery.insert(last, op, collected, order.index(dimension(last)), like=last)
-    surgery.replace(last, _permuted(made, [order.index(d) for d in range(len(order))], last))
+    surgery.replace(last, _permuted(made, inverse(order), last))
 
 
 def _permuted(node: Node, order: list[int], before: Node) -> Node:

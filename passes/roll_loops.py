@@ -262,7 +262,7 @@ def insert_loop(
     collected = dict(zip(built.collected, parts[len(rolled.carries) :], strict=True))
     for result, part in collected.items():
         if found := collector_of(rolled, result):
-            after = _replace_collector(graph, after, part, *found)
+            after = _replace_collector(after, part, *found)
         _replace_other_collectors(rolled, result, part)
     lasts = {last: parts[n] for (result, k), n in last_states(rolled).items() for last in result.of(rolled.steps[k])}
     for state, part in lasts.items():  # layouts of states may alternate: the last step's may not be the typical step's
@@ -329,26 +329,18 @@ def _returns(user: Node, escaping: Container[Node]) -> bool:
     return user.op == "output" or user in escaping
 
 
-def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: Node, dim: int) -> Node:
-    """A view of the collected steps with the layout of ``collector``: time moved to dimension ``dim``."""
+def _replace_collector(after: Node, part: Node, collector: Node, dim: int) -> Node:
+    """Let a view of the collected steps with the layout of ``collector``, behind ``after``, stand for it: time moved to
+    dimension ``dim``."""
+    before, shape = after.next, list(collector.meta["val"].shape)
     order = [*range(1, dim + 1), 0, *range(dim + 1, part.meta["val"].dim())]
-    held, source = collector.meta["val"], collector.meta.get("source", "")
-    with graph.graph.inserting_after(after):
-        after = moved = graph.graph.call_function(aten.permute.default, (part, order))
-    with mode_of(held):
-        moved.meta.update(val=part.meta["val"].permute(order), source=source)
+    moved = surgery.insert(before, aten.permute.default, part, order, like=collector)
     if not moved.meta["val"].is_contiguous():
-        with graph.graph.inserting_after(moved):
-            moved = graph.graph.call_function(aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
-        after = moved
-        with mode_of(held):
-            moved.meta.update(val=torch.empty(part.meta["val"].permute(order).shape, dtype=held.dtype), source=source)
-    if moved.meta["val"].shape != held.shape:  # ``cat`` merges steps and their rows into one dimension
-        with graph.graph.inserting_after(moved):
-            after = moved = graph.graph.call_function(aten.view.default, (moved, list(held.shape)))
-        moved.meta.update(val=held, source=source)
+        moved = surgery.insert(before, aten.clone.default, moved, memory_format=torch.contiguous_format, like=collector)
+    if list(moved.meta["val"].shape) != shape:  # ``cat`` merges steps and their rows into one dimension
+        moved = surgery.insert(before, aten.view.default, moved, shape, like=collector)
     surgery.replace(collector, moved)
-    return after
+    return moved
 
 
 def _replace_other_collectors(rolled: Rolled, result: StepResult, part: Node) -> None:

@@ -22,6 +22,7 @@ from torch.nn import Module
 from fuse import ops
 from fuse.gradients.replaying import replay
 from fuse.graph.outputs import inlined, outputs_of
+from fuse.graph.strides import inverse
 from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns.backward import gradients, is_differentiable
 from fuse.rewrite.patterns.conditions import Misfit
@@ -100,7 +101,7 @@ def _turned(tensor: Tensor, dims: tuple[int, ...] | None) -> Tensor:
 
 
 def _turned_back(tensor: Tensor, dims: tuple[int, ...] | None) -> Tensor:
-    return tensor if dims is None else tensor.permute([dims.index(dim) for dim in range(len(dims))])
+    return tensor if dims is None else tensor.permute(inverse(dims))
 
 
 # ---- in the graph --------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from fuse.graph.left_out import Steps, replaced
 from fuse.graph.seeding import Draws
 from fuse.graph.short_graphs import COLLECTORS, Slot
 from fuse.graph.signature import Dispatch
-from fuse.graph.strides import is_dense
+from fuse.graph.strides import inverse, is_dense, memory_order
 
 aten = torch.ops.aten
 
@@ -430,12 +430,11 @@ class Functionalizer:
 
     def _bernoulli(self, target: Node, p: float) -> Node:
         """``bernoulli_`` in functional form: it draws in memory order, ``bernoulli`` in the order of dimensions."""
-        strides = target.meta["val"].stride()
-        order = sorted(range(len(strides)), key=lambda d: -strides[d])
-        if order == list(range(len(strides))):
+        order = memory_order(target.meta["val"])
+        if order == sorted(order):
             return self.emit(aten.bernoulli.p, (target, p), {})
         drawn = self.emit(aten.bernoulli.p, (self.emit(aten.permute.default, (target, order), {}), p), {})
-        return self.emit(aten.permute.default, (drawn, [order.index(d) for d in range(len(order))]), {})
+        return self.emit(aten.permute.default, (drawn, inverse(order)), {})
 
     def write_result(self, tensor: Tensor, node: Node) -> None:
         """Write a result, converted to the dtype and shape of ``tensor``, as the in-place operator does."""
@@ -465,7 +464,7 @@ class Functionalizer:
             return self.emit(op, (part, *args), {})
         if op is aten.permute.default:
             order = [d % len(args[0]) for d in args[0]]
-            return self.emit(op, (part, [order.index(d) for d in range(len(order))]), {})
+            return self.emit(op, (part, inverse(order)), {})
         if op in _RESHAPES:
             shape = list(outer.meta["val"].shape)
             try:

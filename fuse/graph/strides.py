@@ -29,6 +29,26 @@ def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]
     return tuple(strides)
 
 
+def memory_order(value: Tensor) -> list[int]:
+    """The dimensions of a tensor from the outermost to the innermost.
+
+    >>> import torch
+    >>> memory_order(torch.empty(2, 3, 4).permute(1, 2, 0))
+    [2, 0, 1]
+    """
+    strides = value.stride()
+    return sorted(range(value.dim()), key=lambda dim: (-strides[dim], dim))
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """The order of dimensions that undoes ``order``.
+
+    >>> inverse([2, 0, 1])
+    [1, 2, 0]
+    """
+    return [order.index(dim) for dim in range(len(order))]
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements of ``tensor`` fill its memory without gap or overlap, in any order.
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from fuse.graph.strides import inverse
 from fuse.kernel.dtypes import register
 from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
@@ -57,7 +58,7 @@ def product(left: Value, right: Value, keep: Callable[[Value], Value]) -> Value:
     turned = permute(terms, order)
     shape = (*turned.shape[:summed], 1, *turned.shape[summed + 1 :])
     total = keep(Reduce(shape, wide, turned, (summed,), "sum"))
-    back = permute(total, [order.index(d) for d in range(len(order))])
+    back = permute(total, inverse(order))
     return view(back, (*batch, rows, columns))
 
 

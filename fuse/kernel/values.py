@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from fuse.graph.strides import inverse
 from fuse.kernel.expressions import Expression, Parameter, cost
 from fuse.kernel.extents import alike, is_one
 from fuse.kernel.index import ZERO, Affine, Index, Stride, reshape
@@ -248,9 +249,9 @@ def view(value: Value, shape: Sequence[int]) -> Value:
 def permute(value: Value, order: Sequence[int]) -> Value:
     """Dimension ``d`` of the result is dimension ``order[d]`` of ``value``."""
     order = [d % len(value.shape) for d in order]
-    inverse = [order.index(d) for d in range(len(order))]
+    back = inverse(order)
     shape = tuple(value.shape[d] for d in order)
-    return Reindex(shape, value.dtype, value, lambda index, extents: tuple(index[d] for d in inverse))
+    return Reindex(shape, value.dtype, value, lambda index, extents: tuple(index[d] for d in back))
 
 
 def affine(value: Value, shape: Sequence[int], terms: Sequence[tuple[int | None, int, int]]) -> Value:

@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from fuse import ops
 from fuse.graph.loop import Loop, of_all_steps
 from fuse.graph.outputs import add_placeholder, cone, finished, inlined, outputs_of
+from fuse.graph.strides import inverse, memory_order
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
 from fuse.loops.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
@@ -304,10 +305,8 @@ def _laid_out(batcher: Batcher, node: Node, like: Tensor, source: str) -> Node:
     """``node`` with the strides of the dense tensor ``like``: a copy if its own strides differ."""
     if node.meta["val"].stride() == like.stride():
         return node
-    strides = like.stride()
-    order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
+    order = memory_order(like)
     turned = batcher.insert(aten.permute.default, (node, order), {}, source)
     options = {"memory_format": torch.contiguous_format}
     copied = batcher.insert(aten.clone.default, (turned,), options, source)
-    back = [order.index(d) for d in range(len(order))]
-    return batcher.insert(aten.permute.default, (copied, back), {}, source)
+    return batcher.insert(aten.permute.default, (copied, inverse(order)), {}, source)
