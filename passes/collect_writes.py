@@ -26,7 +26,7 @@ from fuse.graph.strides import contiguous_strides, inverse, memory_order
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
-from fuse.rewrite.writes import COPIES, WRITES, dimension, piece, span, written
+from fuse.rewrite.writes import WRITES, dimension, only_a_place, piece, span, written
 
 aten = torch.ops.aten
 
@@ -65,16 +65,8 @@ def _next_write(node: Node) -> Node | None:
 
 
 def _is_place(view: Node, write: Node) -> bool:
-    """Whether ``view`` only names the place that ``write`` copies to: nothing reads its values."""
-    copied = write.args[1]
-    return (
-        isinstance(copied, Node)
-        and copied.target in COPIES
-        and copied.args[0] is view
-        and copied.args[1] is not view
-        and effects.is_view(view)
-        and list(view.users) == [copied]
-    )
+    """Whether ``view`` only names the place that ``write`` copies to."""
+    return effects.is_view(view) and list(view.users) == [write.args[1]] and only_a_place(view)
 
 
 def obstacle(chain: list[Node]) -> str | None:

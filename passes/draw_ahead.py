@@ -41,7 +41,7 @@ def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
         if any(draw in escaping for group in groups for draw in group):
             yield declined(stretch[0], "the caller receives the drawn numbers")
         elif odd := next((draw for draw in stretch if not draw.meta["val"].is_contiguous()), None):
-            yield declined(odd, "the draws differ in strides")
+            yield declined(odd, "the drawn tensors differ in strides")
         else:
             yield rewrite(stretch[0], gather, stretch, groups)
 

@@ -32,7 +32,7 @@ from torch.fx.node import map_arg
 from fuse.rewrite import effects, surgery, view_layouts
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
-from fuse.rewrite.writes import COPIES, WRITES, dimension, piece, span, written
+from fuse.rewrite.writes import WRITES, dimension, only_a_place, piece, span, written
 
 aten = torch.ops.aten
 READS = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default}
@@ -69,7 +69,7 @@ def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
         elif node.target in READS and base in chains and not only_a_place(node):
             source = source_of(node, chains[base])
             if source is None:
-                yield declined(node, "it reads a part of a write, or of several")
+                yield declined(node, "it reads a part of what one write wrote, or what several wrote")
             elif reason := obstacle(node, source, escaping):
                 yield declined(node, reason)
             else:
@@ -87,11 +87,6 @@ def continued(chain: WriteChain | None, write: Node) -> WriteChain:
         start, end = 0, len(chain.writers)
     chain.writers[start:end] = [write] * (end - start)
     return chain
-
-
-def only_a_place(read: Node) -> bool:
-    """Whether ``read`` only names the place of a copy: nothing reads its values."""
-    return all(user.target in COPIES and user.args[0] is read and user.args[1] is not read for user in read.users)
 
 
 def source_of(read: Node, chain: WriteChain) -> ReadSource | None:

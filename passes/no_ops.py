@@ -42,7 +42,7 @@ def no_ops(graph: GraphModule) -> Iterator[Verdict]:
         if (source := unchanged_operand(node, known)) is None:
             continue
         if node in sized:
-            yield declined(node, "its number differs in calls of other sizes, which share kernels with this call")
+            yield declined(node, "its number depends on sizes, and calls of other sizes share the kernels of this call")
         elif reason := obstacle(node, source, escaping):
             yield declined(node, reason)
         else:

@@ -29,7 +29,7 @@ def start_sums(graph: GraphModule) -> Iterator[Verdict]:
     for node in list(graph.graph.nodes):
         if is_first(node) and summands(node) >= LEAST_STEPS:
             if _held(node) != _held(node.args[0]):
-                yield declined(node, "the number changes the dtype")
+                yield declined(node, "adding the number changes the dtype or the shape")
             else:
                 yield rewrite(node, start_from_tensor, node)
 

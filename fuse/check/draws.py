@@ -59,7 +59,7 @@ class Replayed(TorchDispatchMode):
         if ops.is_random(op):
             name, drawn = next(self.left, ("", None))
             if drawn is None or name != _name(op) or drawn.shape != result.shape:
-                raise FuseError(f"{op} draws something else than in eager")
+                raise FuseError(f"{op} draws other numbers than in eager mode")
             with torch.no_grad():
                 result.copy_(drawn)
         return result

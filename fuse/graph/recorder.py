@@ -256,9 +256,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             tensor = self._adopt(tensor)
             kind, _ = self.names_by_fake.get(id(tensor), ("", ""))
             if kind == "attribute":  # not read through the attribute, which may have another value later
-                raise CaptureError(
-                    f"an attribute that forward assigns is read in another way than by its name at {user_line()}"
-                )
+                raise CaptureError(f"an attribute that forward assigns is read at {user_line()}, but not by its name")
         if not self.functional.known(tensor):
             kind, name = self.names_by_fake.get(id(tensor), ("constant", ""))
             if kind == "constant":

@@ -340,7 +340,7 @@ def triangle(call: Call) -> Value:
 def diagonal_matrix(call: Call) -> Value:
     """``where(column == row, self[row], 0)``."""
     if call["offset"]:
-        raise Unsupported("a diagonal beside the main one")
+        raise Unsupported("a diagonal other than the main one")
     return _on_diagonal(call, call.tensor("self"), Constant(call.shape, call.dtype, 0))
 
 

@@ -50,18 +50,18 @@ def outside_read(reads: Sequence[Read], middle: int) -> Node | tuple[Moved, tupl
     if typical.root is not before.root:
         return Obstacle("is a different outside value in each step", every)
     if len(typical.links) != len(before.links):
-        return Obstacle("is cut differently in each step", every)
+        return Obstacle("is read through other views in each step", every)
     moving = [i for i, (a, b) in enumerate(zip(typical.links, before.links, strict=True)) if a != b]
     if len(moving) != 1:
-        return Obstacle("moves along several dimensions at once", every)
+        return Obstacle("is read at positions that move along several dimensions", every)
     at = moving[0]
     source = below(typical.node, len(typical.links) - at)
     if not isinstance(source.meta["val"], torch.Tensor):
-        return Obstacle("is a different one of an operator's results in each step", every)
+        return Obstacle("is another result of one operator in each step", every)
     cuts = [_cut(read, at, typical, source) for read in reads]
     last, previous = cuts[middle], cuts[middle - 1]
     if last is None or previous is None or last != _Cut(last.dim, last.start, previous.width, previous.whole):
-        return Obstacle("is cut differently in each step", every)
+        return Obstacle("is read through other views in each step", every)
     step = last.start - previous.start
     expected = [_Cut(last.dim, last.start + step * (k - middle), last.width, last.whole) for k in range(len(reads))]
     odd = frozenset(k for k, (cut, wanted) in enumerate(zip(cuts, expected, strict=True)) if cut != wanted)

@@ -265,7 +265,7 @@ def _classify(reads: Sequence[Read], position_of: dict[Node, tuple[int, int]], d
         found = outside_read(reads, middle)
         inside = frozenset(k for k, where in enumerate(at) if where)
         if inside and not isinstance(found, Obstacle):
-            found = Obstacle("is a value of the loop in some steps and an outside one in others", inside)
+            found = Obstacle("is computed by the loop in some steps, and outside of it in others", inside)
         elif isinstance(found, Obstacle) and not inside:
             found = _known(reads) or _computed(reads, middle, position_of, depth) or found
     if isinstance(found, Obstacle):

@@ -61,3 +61,8 @@ def _argument(node: Node, position: int, name: str, default: Any) -> Any:
     """An argument by its position behind the tensors, or by name."""
     at = position + (2 if node.target in WRITES else 1)
     return node.args[at] if len(node.args) > at else node.kwargs.get(name, default)
+
+
+def only_a_place(read: Node) -> bool:
+    """Whether ``read`` only names the place of a copy: nothing reads its values."""
+    return all(user.target in COPIES and user.args[0] is read and user.args[1] is not read for user in read.users)

@@ -73,9 +73,11 @@ from fuse.runtime.usual import Usual, usual
 from fuse.runtime.variants import Compiled, LastRun, counted, together
 
 LARGEST_CARRIED = 4
-"""Variants for calls of one size that found attributes of earlier calls changed; further such calls run eager."""
+"""Variants for calls of one size that found attributes of earlier calls changed; further such calls run eager, since
+a capture takes as long as many eager calls."""
 LARGEST_CONTEXTS = 8
-"""Variants of one call for other values of context variables; further such calls run eager."""
+"""Variants of one call for other values of context variables, such as settings that a server has for each request;
+further such calls run eager, for the same reason."""
 
 Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[LazyRun, ...]]
 """The run of a call: a program, an unobserved call, or the parts of a call that ran eager."""
@@ -188,7 +190,7 @@ class Engine:
             return self.eager(args, kwargs, reason)
         containers = compiled.carried.given(args, kwargs) if compiled.carried else ()
         if containers is None:
-            twice = "forward changes an argument that the call has twice, or that the model holds, too"
+            twice = "forward changes an argument that occurs twice in the call, or that the model holds, too"
             return self.eager(args, kwargs, Fallback(self._maker.name, "", twice))
         if compiled.training is not None:
             if compiled.training.twice:
@@ -463,7 +465,9 @@ class Engine:
 
     def _not_yet(self, call: ModelCall, between: Between | None, seconds: float) -> Any:
         """The result of a call that is captured once its size has come often enough."""
-        why = f"sizes keep changing: one runs eager until that has taken as long as its program ({seconds:.3f} s)"
+        why = (
+            f"sizes keep changing: this one runs eager until it has taken as long as a program for it ({seconds:.3f} s)"
+        )
         started = time.perf_counter()
         result = self.eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
         with self._lock:
@@ -484,7 +488,7 @@ class Engine:
         others = [c.guard for c, _ in matches if c.guard.context]
         if len(others) >= LARGEST_CONTEXTS:
             names = ", ".join(variable.name for variable, _ in others[0].context)
-            reason = f"forward reads context variables ({names}), and finds others each time"
+            reason = f"forward reads context variables whose values differ from call to call ({names})"
             return Fallback(self._maker.name, "", reason)
         kept = self._maker.kept
         if not kept:
@@ -493,7 +497,7 @@ class Engine:
         alike = [c for s in self._states if s.guard.holds() for c in s.variants if c.carried and c.carried.call == size]
         if len(alike) < LARGEST_CARRIED:
             return None
-        reason = f"forward reads what it assigned before ({', '.join(map(str, kept))}), and finds it changed"
+        reason = f"forward reads attributes that it assigns to another value in each call ({', '.join(map(str, kept))})"
         return Fallback(self._maker.name, "", reason)
 
     def eager(

@@ -28,12 +28,14 @@ from fuse.runtime.ending import Ending, without_conditions
 from fuse.runtime.steps import Fallback, Launches
 
 LARGEST_FAMILY = 8
-"""Most specialisations of one kind of calls."""
+"""Most specialisations of one kind of calls: each takes a capture, and a call that none serves may run them all."""
 LARGEST_UNUSED = 4
-"""Most specialisations as long as none has served a second call."""
+"""Most specialisations as long as none has served a second call: a value that never returns, such as a time, costs so
+many captures."""
 
 PATIENCE = 16
-"""Excess of calls that no specialisation served over others, at which no more are tried."""
+"""Excess of calls that no specialisation served over others, at which no more are tried: so many calls
+have run a program for nothing by then."""
 
 LARGEST_DOUBT = 0.4
 """Share of calls (an average over about eight) that the likely specialisation did not serve, above which it is not the
@@ -44,7 +46,8 @@ LEAST_DOUBT = 0.01
 calls of one specialisation: a call that another served counts an eighth, which falls by an eighth with each call."""
 
 CLOSE = 1e-4
-"""Relative tolerance between a fused value and the value of eager operators."""
+"""Relative tolerance between a fused value and the value of eager operators: above the differences of float32 sums
+in another order."""
 
 
 class Missed(Exception):

@@ -16,7 +16,8 @@ from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.variants import Compiled
 
 LARGEST_STATES = 8
-"""Most states of one model that are kept."""
+"""Most states of one model that are kept, such as training and evaluation, with and without frozen layers. A search
+asks the guard of each."""
 LARGEST_VARIANTS = 64
 """Most variants of one state that are kept; the oldest is dropped. A search takes 3 microseconds for the newest, and
 55 for the oldest of 64."""

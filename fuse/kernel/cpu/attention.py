@@ -216,7 +216,7 @@ def _between(computation: Computation, first: Product, second: Product, inputs: 
         statements = nest.build(dimensions)
         images, rows = nest.image_and_row()
         if not nest.in_order_of(second.left):
-            raise NotAffine("the second product takes the scores in another order of images and rows")
+            raise NotAffine("the second product reads the scores in another order of batch and rows")
         pointer = Pointer("scores", "block", ROW_OF_BLOCK * stride)
         return by_rows(statements, images, rows, pointer)
 

@@ -57,7 +57,9 @@ def whole_rows(computation: Computation, name: str, config: Config) -> Written:
     panels = config.panels or panels_of(columns, depth, itemsize)
     padded = -(-columns // (PANEL * panels)) * PANEL * panels
     if padded * depth * itemsize > LARGEST_MATRIX:
-        raise Unsupported("a product is reduced whose matrix is too large to compute whole rows in cache")
+        raise Unsupported(
+            "the rows of a product are reduced, and its weight is too large to compute whole rows in cache"
+        )
     frame = ProductFrame.of(computation)
     left, right = operand_of(product.left, frame.inputs), operand_of(product.right, frame.inputs)
     if left.strides[1] != 1 and not is_one(depth):
