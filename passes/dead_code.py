@@ -40,7 +40,7 @@ def dead_code(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def of_last_steps(graph: GraphModule) -> set[Node]:
-    """Unread operators for each of which three equal ones of the same user line are read. Linear time.
+    """Unread operators, if three equal ones of the same user line are read for each of them. Linear time.
 
     >>> import fuse, torch
     >>> class Lagging(torch.nn.Module):

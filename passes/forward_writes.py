@@ -118,7 +118,7 @@ def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
 
 
 def shows(node: Node, new: Tensor) -> str | None:
-    """Where users could notice that ``node`` has the layout of ``new``, or None."""
+    """The place where users could notice that ``node`` has the layout of ``new``; None if there is none."""
     worklist = [(node, new)]
     while worklist:
         changed, layout = worklist.pop()

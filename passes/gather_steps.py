@@ -87,7 +87,7 @@ def runs_of(pieces: Sequence[Node]) -> list[SelectedPieces]:
 
 
 def _step(piece: Node) -> tuple[Node | None, int]:
-    """The tensor of which ``piece`` is a step (None if it is none), and the step."""
+    """The tensor that ``piece`` is a step of, and the number of the step; None if it is no step."""
     if piece.target is not aten.select.int:
         return None, 0
     source: Node = piece.args[0]  # type: ignore[assignment]  # FX types arguments loosely

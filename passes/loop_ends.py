@@ -179,7 +179,7 @@ class Ends:
         return any(pace <= stride < pace * steps or stride < pace <= last * stride for last, stride in reach)
 
     def _result(self, value: Node) -> int:
-        """The position of the loop's result of which ``value`` is a view."""
+        """The position of the loop's result that ``value`` is a view of."""
         while value.args[0] is not self.call:
             value = value.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         return value.args[1]  # type: ignore[return-value]  # FX types arguments loosely

@@ -11,7 +11,6 @@ or define their own (``autograd.Function``) are differentiated step by step inst
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,6 +40,7 @@ from fuse.rewrite import effects, registry
 from fuse.rewrite.ledger import Ledger, Rejections
 from fuse.rewrite.patterns import registry as patterns
 from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.regions import results_of_call
 
 aten = torch.ops.aten
 
@@ -225,12 +225,7 @@ class _Replay(ReplayRecorder):
         self.modules.add_module(name, loop)
         call = self.graph.create_node("call_module", name, tuple(nodes), {}, name)
         call.meta.update(val=tuple(values), source=loop.spec.source)
-        parts = []
-        for position, value in enumerate(values):
-            part = self.graph.create_node("call_function", operator.getitem, (call, position))
-            part.meta.update(val=value, source=loop.spec.source)
-            parts.append(part)
-        return parts
+        return results_of_call(call, range(len(values)))
 
     def _as_tensor(self, node: Node) -> Tensor:
         """A tensor that stands for ``node`` from now on."""
@@ -289,7 +284,7 @@ def _operand(given: Tensor | Zeros | Prepared, like: Tensor) -> Tensor:
 
 
 def _of_source(gradients: Tensor, source: Tensor, loop: Loop, position: int) -> Tensor:
-    """The gradient of a tensor of which each step reads a part; ``gradients`` are those of the parts."""
+    """The gradient of a tensor that steps read part by part; ``gradients`` are those of the parts."""
     how, count = loop.spec.step_inputs[position - loop.spec.carries], loop.spec.trip_count
     if how.step < 0:
         gradients = gradients.flip(0)

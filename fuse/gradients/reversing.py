@@ -354,7 +354,7 @@ class _Reversal:
 
 
 def _whole(node: Node) -> Node:
-    """The node of which ``node`` views all elements, or ``node`` itself."""
+    """The node that ``node`` is a view of, with all its elements; or ``node`` itself."""
     while (base := base_of_all(node)) is not None:
         node = base
     return node

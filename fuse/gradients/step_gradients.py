@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
@@ -33,7 +33,7 @@ from fuse.graph.fakes import mode_of
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.graph.mutated_attributes import Plan
-from fuse.graph.outputs import cone, finished, outputs_of
+from fuse.graph.outputs import outputs_of, part_of
 from fuse.graph.recomputing import recomputed_in_step
 from fuse.graph.signature import OutputSpec
 
@@ -101,7 +101,7 @@ def differentiable(
         if position == len(kept):
             kept.append(node)
         saved[what] = position
-    body = _with_outputs(step.forward.graph, kept)
+    body = part_of(step.forward.graph, kept, given)
     made = Loop(body, replace(loop.spec, collected=len(kept) - loop.spec.carries))
     values = (*results, *(of_all_steps(node.meta["val"], loop.spec.trip_count) for node in kept[own:]))
     made.strides = tuple(value.stride() for value in values)
@@ -258,13 +258,3 @@ def _of_body(loop: Loop, mode: FakeTensorMode, requires_grad: set[int]) -> Itera
 def _uncopied(node: Node, copied: bool) -> Node:
     operand = node.args[0]
     return operand if copied and isinstance(operand, Node) else node
-
-
-def _with_outputs(graph: Graph, outputs: Sequence[Node]) -> GraphModule:
-    """A body that computes ``outputs``, with all placeholders of ``graph``."""
-    wanted = cone(outputs)
-    body, inner = Graph(), dict[Node, Node]()
-    for node in graph.nodes:
-        if node.op == "placeholder" or node in wanted:
-            inner[node] = body.node_copy(node, inner.__getitem__)
-    return finished(body, [inner[node] for node in outputs])

@@ -89,8 +89,8 @@ class Change:
     """A difference between an object and its snapshot.
 
     ``name``: the changed part, as the user would write it. ``attribute``: the attribute that leads to it. ``whole``:
-    the attribute itself was assigned, instead of something inside its value. ``replaced``: the dictionary in which the
-    value of an existing key was replaced, or the list of which items were; None for any other change.
+    the attribute itself was assigned, instead of something inside its value. ``replaced``: the dictionary or
+    list in which values of existing keys or items were replaced; None for any other change.
     """
 
     name: str

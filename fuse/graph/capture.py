@@ -60,7 +60,7 @@ def capture(
 def capture_short(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mutated: Sequence[Attribute] = ()
 ) -> GraphModule:
-    """As :func:`capture`, for passes that roll loops: a graph of which most steps of long loops may be left out
+    """As :func:`capture`, for passes that roll loops: most steps of long loops may be left out of the graph
     (:mod:`fuse.graph.short_graphs`)."""
     return _captured(model, args, kwargs, mutated, shorten=True)
 

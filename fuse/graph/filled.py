@@ -28,9 +28,9 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Filled:
-    """``whole``, of which each step selects a part of dimension ``dim``, and copies a value into it that it computes.
+    """A tensor ``whole`` that steps fill: each selects a part along dimension ``dim``, and copies its result there.
 
-    ``first``: the place of the first step. ``down``: whether each step fills the place before, not the one behind.
+    ``first``: the position that the first step fills. ``down``: whether positions decrease from step to step.
     """
 
     whole: Tensor

@@ -67,7 +67,7 @@ class Functionalizer:
     """Recorded calls that have no nodes yet."""
     draws: Draws = field(default_factory=Draws)
     steps: Steps | None = None
-    """Where steps may be left out of the graph: those that are."""
+    """The steps that are left out of the graph; None if none may be."""
 
     def __post_init__(self) -> None:
         self.append = Appender(self.graph)

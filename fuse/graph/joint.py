@@ -98,7 +98,7 @@ def capture_joint(
 ) -> Joint:
     """The functional graphs of ``model(*args, **kwargs)`` and of its gradients.
 
-    ``differentiate`` is tried first; if ``shorten``, on a graph of which most steps of long loops may be left out
+    ``differentiate`` is tried first; if ``shorten``, on a graph without most steps of long loops
     (:mod:`fuse.graph.short_graphs`). ``mutated`` is as in :func:`fuse.graph.capture.capture`.
 
     Raises:

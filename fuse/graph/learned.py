@@ -135,7 +135,7 @@ class Truths:
 
 
 def truths_read(learned: Sequence[Learned]) -> list[Truths]:
-    """The lines that read several booleans, of which only the last differs.
+    """The lines that read several booleans, all equal but the last.
 
     >>> def of(*truths):
     ...     return [Learned("model.py:3", "truth", 0, index, truth) for index, truth in enumerate(truths)]

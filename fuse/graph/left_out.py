@@ -52,7 +52,7 @@ LAST_STEPS = 2
 
 @dataclass(frozen=True)
 class _Loop:
-    """A loop of which the graph has the first steps: all its operators, and the ``last`` node there is of them.
+    """A loop whose first steps only are in the graph: all its operators, and the ``last`` of their nodes.
 
     ``known``: by ``id``, the aliases of operands from outside and of results of the steps at hand, as they were at the
     end of these steps. ``bases``: for the ``id`` of a base in ``known``, the base itself.

@@ -58,6 +58,16 @@ def outputs_of(graph: Graph) -> tuple[Node, ...]:
     return tuple(results)  # type: ignore[arg-type]  # FX allows any structure
 
 
+def part_of(graph: Graph, results: Sequence[Node], kept: Iterable[Node] = ()) -> GraphModule:
+    """A graph of its own that computes ``results`` of ``graph``, and has the ``kept`` placeholders even if nothing
+    reads them."""
+    wanted, made, copies = cone([*results, *kept]), Graph(), dict[Node, Node]()
+    for node in graph.nodes:
+        if node in wanted:
+            copies[node] = made.node_copy(node, copies.__getitem__)
+    return finished(made, [copies[node] for node in results])
+
+
 def inlined(graph: Graph, inner: Graph, given: Iterable[Node]) -> list[Node]:
     """Copy the operators of ``inner`` to where ``graph`` inserts nodes, with ``given`` nodes for its placeholders.
 

@@ -43,11 +43,11 @@ _MOST_RESULTS = 1 << 20
 class RepeatedSteps:
     """``count`` equal steps of ``period`` operators from ``start`` on.
 
-    ``made``: operator and number of each result, by its ``id``, as :func:`place_of` tells. ``moving``: operands from
-    outside of which each step reads another place. ``selected``: operands that were selected from one tensor before the
-    steps. ``carried``: operands that are values of so many steps before, and of outside in the first steps.
-    ``outside``: all tensors from outside, by ``id``. ``viewed``: for an operator, the operand from outside that it is a
-    view of. ``filled``: tensors from outside that steps write, of which nothing else is read or written.
+    ``made``: by ``id`` of a result, its operator and its number (:func:`place_of`). ``moving``: operands from outside
+    that each step reads at another place. ``selected``: operands that were selected from one tensor before the steps.
+    ``carried``: operands that an earlier step computes, with the distance in steps; in the first steps they come from
+    outside. ``outside``: all tensors from outside, by ``id``. ``viewed``: for an operator, the operand from outside
+    that it is a view of. ``filled``: tensors from outside that steps write, and that are not read or written otherwise.
     """
 
     start: int
@@ -76,8 +76,8 @@ def repeats_in(
 ) -> list[RepeatedSteps]:
     """The repeats of at least :data:`LEAST_STEPS` steps among noted operators.
 
-    ``before``: templates of operators before these, with which the first step may begin. ``part`` says what an outside
-    tensor selects of which node.
+    ``before``: templates of the operators before these; the first step may begin there. ``part`` returns the part that
+    an outside tensor selects, and the node that it selects from.
     """
     found = []
     templates = [*before, *(template for template, _ in noted)]

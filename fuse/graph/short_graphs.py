@@ -39,7 +39,7 @@ class StepsNeeded(Exception):
 
 
 def opening(value: Any, loop: int) -> Any:
-    """``value``, from which loop number ``loop`` begins, or of which each step reads another part."""
+    """``value``, which loop number ``loop`` starts from, or which its steps read part by part."""
     raise StepsNeeded
 
 
@@ -93,7 +93,7 @@ def shortened(whole: GraphModule, expand: Callable[[], None]) -> GraphModule:
 
 
 def whole_graph(short: GraphModule) -> GraphModule:
-    """The graph with all steps of which ``short`` was made, whatever passes have made of ``short``."""
+    """The graph with all steps from which ``short`` was made, whatever passes have changed in ``short``."""
     made: GraphModule = short.meta[WHOLE]()
     return made
 

@@ -421,7 +421,7 @@ def _is_again(family: SizeFamily[Made], relation: Relation, sizes: Numbers, usua
 
 
 def _elsewhere(family: SizeFamily[Made], now: Numbers, others: Sequence[Numbers]) -> Numbers | None:
-    """Sizes that the family serves, of other calls or made up; those of which most differ from ``now``."""
+    """Sizes that the family serves, of other calls or made up: those that differ most from ``now``."""
     seen = [sizes for other in others if (sizes := family.sizes(other)) is not None]
     together = [tuple(change(n) for n in now) for change in _CHANGES]
     apart = [(*now[:i], change(n), *now[i + 1 :]) for i, n in enumerate(now) for change in _CHANGES]

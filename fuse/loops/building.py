@@ -30,7 +30,7 @@ from fuse.loops.reads import Link, Read, is_link, leaves, parts, read_of, replac
 from fuse.loops.rolling import Rolled
 from fuse.loops.step_constants import Numbers, StepTable, counted
 from fuse.rewrite import surgery
-from fuse.rewrite.regions import owner
+from fuse.rewrite.regions import owner, results_of_call
 
 LoopOperand = Node | Moved | Numbers | StepTable
 
@@ -113,12 +113,7 @@ def call_loop(
     with graph.graph.inserting_after(after):
         call = graph.graph.call_module(name, tuple(operands))
     call.meta.update(val=tuple(values), source=loop.spec.source)
-    parts: list[Node] = []
-    for position, value in enumerate(values):
-        with graph.graph.inserting_after(parts[-1] if parts else call):
-            part = graph.graph.call_function(operator.getitem, (call, position))
-        part.meta.update(val=value, source=loop.spec.source)
-        parts.append(part)
+    parts = results_of_call(call, range(len(values)))
     for position in [] if loop.persistent else sorted(lasts_to_copy(loop)):
         parts[position] = copied(parts[position], parts[-1].next, values[position].stride())
     return parts

@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fuse import ops
 from fuse.graph.loop import Loop, of_all_steps
-from fuse.graph.outputs import add_placeholder, cone, finished, inlined, outputs_of
+from fuse.graph.outputs import add_placeholder, cone, inlined, outputs_of, part_of
 from fuse.graph.strides import inverse, memory_order
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
@@ -181,7 +181,10 @@ class _Whole:
         read += [term for terms in leaving_sums.values() for term in terms if term not in leaving and term not in read]
         extra = [node for node in read if node not in [self.outputs[i] for i in kept]]
         results = [self.outputs[i] for i in (*carries, *kept)] + extra
-        body, positions = self._body(carries, results)
+        states = [self.states[i] for i in carries]
+        body = part_of(self.loop.body.graph, results, states)
+        wanted = cone([*states, *results])
+        positions = [i for i, node in enumerate(self.given) if node in wanted]
         inputs = [i - self.spec.carries for i in positions if self.spec.carries <= i]
         step_inputs = tuple(self.spec.step_inputs[i] for i in inputs if i < len(self.spec.step_inputs))
         spec = replace(self.spec, carries=len(carries), step_inputs=step_inputs, collected=len(results) - len(carries))
@@ -209,16 +212,6 @@ class _Whole:
                 if operand not in leaving and operand not in self.outside:
                     read.setdefault(operand)
         return copied, list(read)
-
-    def _body(self, carries: Sequence[int], results: Sequence[Node]) -> tuple[GraphModule, list[int]]:
-        """The body that computes ``results``, and the operands that it reads."""
-        wanted = cone([*(self.states[i] for i in carries), *results])
-        body, inner = Graph(), dict[Node, Node]()
-        for node in (*self.given, *self.nodes):
-            if node in wanted:
-                inner[node] = body.node_copy(node, inner.__getitem__)
-        module = finished(body, [inner[node] for node in results])
-        return module, [i for i, node in enumerate(self.given) if node in wanted]
 
     def _after(
         self,

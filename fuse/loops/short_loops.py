@@ -1,4 +1,4 @@
-"""Loops of which a graph has the first steps only: from their stand-ins to how many steps are left out.
+"""Loops whose first steps only are in the graph: their stand-ins tell how many steps are left out.
 
     16 steps, closing(h16), remaining(h16)      ->      the steps are a loop, and 1,008 are left out
 

@@ -95,11 +95,11 @@ def exchange_body(graph: GraphModule, call: Node, module: GraphModule) -> list[N
     values = module.graph.output_node().meta["val"]
     known = len(call.meta["val"])
     call.meta["val"] = values
-    return _parts(call, range(known, len(values)))
+    return results_of_call(call, range(known, len(values)))
 
 
-def _parts(call: Node, positions: Iterable[int]) -> list[Node]:
-    """New nodes behind the region ``call`` that read its results at ``positions``."""
+def results_of_call(call: Node, positions: Iterable[int]) -> list[Node]:
+    """New nodes behind ``call``, of a region or loop, that read its results at ``positions``."""
     parts: list[Node] = []
     at = call
     for position in positions:
@@ -201,7 +201,7 @@ def insert_region(
         call = graph.graph.call_module(name, tuple(inputs))
     call.meta["val"] = tuple(r.meta["val"] for r in results)
     call.meta["source"] = last.meta.get("source", "")
-    for result, part in zip(results, _parts(call, range(len(results))), strict=True):
+    for result, part in zip(results, results_of_call(call, range(len(results))), strict=True):
         part.meta["source"] = result.meta.get("source", "")
         result.replace_all_uses_with(part)
     _erase_group(members)

@@ -168,7 +168,7 @@ def of_stages(*stages: Stage) -> list[str]:
 
 
 def earlier_than(name: str, passes: Sequence[str] | None = None) -> list[str]:
-    """Those of ``passes`` (names; by default all enabled ones) that run before the pass ``name``, in order.
+    """The passes among ``passes`` (names; by default all enabled ones) that run before the pass ``name``, in order.
 
     >>> earlier_than("no_ops", ["no_ops", "dead_code", "fuse_pointwise"])
     ['dead_code']

@@ -31,9 +31,9 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch._ops import OpOverload
 
-from fuse.runtime.arrangement import refs_in
 from fuse.runtime.bindings import fastest
 from fuse.runtime.layout import part, same_layout
+from fuse.runtime.live_ranges import refs_in
 from fuse.runtime.steps import CallStep, Layout, LoopStep, ProgramResult, PythonStep, Ref, Schedule, title
 from fuse.runtime.stretches import Native, PythonCall, Stretch, slot_of, slots_read
 

@@ -222,7 +222,7 @@ class _Speller:
             self._tables_of(node)
 
     def _tables_of(self, call: Node) -> None:
-        """If ``call`` calls the loop, add constants of which the loop reads a part in each step to ``long``."""
+        """If ``call`` calls the loop, add to ``long`` the constants that steps read part by part."""
         module = self.whole.get_submodule(str(call.target)) if call.op == "call_module" else None
         operands = list(call.args)
         if isinstance(module, LoopWithEnds) and module.loop is self.loop:

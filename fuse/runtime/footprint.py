@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
 from fuse.graph.strides import extent
-from fuse.runtime.arrangement import handed_out, lives, planned_memory, touched
+from fuse.runtime.live_ranges import handed_out, lives, planned_memory, touched
 from fuse.runtime.refusals import without_kernels
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import CallStep, KernelStep, LoopStep, PythonStep, Schedule
@@ -150,7 +150,7 @@ def _called(plan: Schedule) -> list[tuple[int, int, int]]:
 
 
 def _states(loop: LoopStep) -> int:
-    """Bytes of a loop's states, of which two steps are held at once; results of calls are counted once elsewhere."""
+    """Bytes of a loop's states: those of two steps are held at once. Results of calls are counted once elsewhere."""
     handed = {r.buffer for r in loop.body.results[: loop.spec.carries] if r}
     made = fresh_results(loop.body)
     called = [loop.body.buffers[buffer] for buffer in handed]

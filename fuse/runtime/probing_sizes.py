@@ -22,7 +22,7 @@ from fuse.graph.arguments import flatten_arguments
 from fuse.kernel.region_text import Numbers
 
 CANDIDATES = 24
-"""Random choices of small and of large sizes, of each of which the best is taken."""
+"""Random choices of small sizes, and as many of large ones; the best of each is taken."""
 
 
 def probe_sizes(

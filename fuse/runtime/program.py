@@ -27,11 +27,11 @@ from fuse import ops
 from fuse.devices import without_autocast
 from fuse.graph.strides import extent
 from fuse.kernel.lower import Kernel
-from fuse.runtime.arrangement import address, buffers_in, called_upon, handed_out, of_aten, planned_memory, touched
 from fuse.runtime.call_code import ProgramMemory, Writer
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.interrupts import awaited
 from fuse.runtime.layout import same_layout
+from fuse.runtime.live_ranges import address, buffers_in, called_upon, handed_out, of_aten, planned_memory, touched
 from fuse.runtime.predicted import PositionOutOfRange, fitted
 from fuse.runtime.reference import Confirm
 from fuse.runtime.saved_memory import SavedMemory, can_be_used_again, forget

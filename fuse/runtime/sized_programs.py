@@ -41,7 +41,7 @@ Outline = tuple[Hashable, ...]
 
 @dataclass(frozen=True)
 class SizedProgram:
-    """The program of a part, at sizes of which no graph was made."""
+    """The program of a part at sizes for which no graph was made."""
 
     program: Program
     signature: Signature
@@ -104,7 +104,7 @@ class _Template:
 class SizedPrograms:
     """The samples and the templates of a generalised graph, by outline.
 
-    ``learnt``: calls of resized graphs that were added. ``_refuted``: outlines of which a number is no polynomial.
+    ``learnt``: calls of resized graphs that were added. ``_refuted``: outlines in which some number is no polynomial.
     """
 
     learnt: int = 0
@@ -177,7 +177,7 @@ def _suffice(samples: Sequence[_Sample]) -> bool:
 
 
 def _template(parts: tuple[SizedPart, ...], samples: Sequence[_Sample], constants: tuple[int, ...]) -> _Template | None:
-    """The template of calls with one outline, of which ``parts`` are one; None if a number is no polynomial."""
+    """The template of calls with the outline of ``parts``; None if a number is no polynomial."""
     had = [one.sizes for one in samples]
     columns = list(zip(*(one.numbers for one in samples), strict=True))
     formulas: dict[tuple[Any, ...], Terms] = {}

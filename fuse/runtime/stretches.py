@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fuse.runtime.arrangement import lives, refs_in, touched
+from fuse.runtime.live_ranges import lives, refs_in, touched
 from fuse.runtime.steps import PythonStep, Ref, Schedule
 
 

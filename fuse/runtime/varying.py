@@ -23,7 +23,7 @@ LARGEST_KINDS = 16
 class SizesSeen:
     """The sizes of a model's calls so far, and the ``remarks`` of passes (:class:`fuse.kernel.sized.SizedCall`).
 
-    ``rehearsed``: kinds of calls of which one at other declared sizes was planned (:mod:`fuse.runtime.rehearsing`).
+    ``rehearsed``: kinds of calls for which a call at other declared sizes was planned (:mod:`fuse.runtime.rehearsing`).
     """
 
     def __init__(self) -> None:

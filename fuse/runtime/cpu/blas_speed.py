@@ -23,7 +23,7 @@ from fuse.runtime.tuning import kept
 SIZE = 256
 """Rows, columns and depth of the product."""
 ROUNDS = 8
-"""Measurements of each library, of which the shortest counts."""
+"""Measurements of each library; the shortest counts."""
 SLOW = 1.3
 """Time of a slow library, relative to oneDNN; well above the noise, and below the factor 2 of MKL on other
 processors."""
