@@ -197,6 +197,7 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
     """),
     (_VIEW, "_unsafe_view unsafe_split unsafe_split_with_sizes"),
     (_MADE_IN_PLACE, "fuse::assemble"),
+    (_CHEAP, "fuse::with_gradient_of"),
 )  # fmt: skip
 
 _TABLE: dict[str, OpInfo] = {name: facts for facts, names in _GROUPS for name in names.split()}
@@ -539,3 +540,17 @@ def _assemble(pieces: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 @torch.library.register_fake("fuse::assemble")  # type: ignore[untyped-decorator]  # torch leaves it untyped
 def _assemble_fake(pieces: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(list(pieces), dim)
+
+
+torch.library.define("fuse::with_gradient_of", "(Tensor self, Tensor earlier) -> Tensor")
+
+
+@torch.library.impl("fuse::with_gradient_of", "CompositeExplicitAutograd")
+def _with_gradient_of(self: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+    """The values of ``self``; its gradient is that of ``earlier`` (:mod:`fuse.graph.unseen_writes`)."""
+    return self.clone()
+
+
+@torch.library.register_fake("fuse::with_gradient_of")  # type: ignore[untyped-decorator]  # torch leaves it untyped
+def _with_gradient_of_fake(self: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(self)

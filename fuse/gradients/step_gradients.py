@@ -36,6 +36,7 @@ from fuse.graph.mutated_attributes import Plan
 from fuse.graph.outputs import outputs_of, part_of
 from fuse.graph.recomputing import recomputed_in_step
 from fuse.graph.signature import OutputSpec
+from fuse.graph.unseen_writes import WITH_GRADIENT_OF, WithGradientOf
 
 
 class NotReversible(FuseError):
@@ -150,6 +151,8 @@ class ReplayRecorder(JointRecorder):
 
     def _operate(self, node: Node, known: Mapping[Node, Any]) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+        if node.target is WITH_GRADIENT_OF:
+            return WithGradientOf.apply(*args)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if node.op == "call_function":
             return self.as_recorded(node, node.target(*args, **kwargs), (args, kwargs))  # type: ignore[operator]  # FX types targets loosely
         module = self.replayed.get_submodule(str(node.target))

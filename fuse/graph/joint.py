@@ -26,7 +26,7 @@ from torch.nn.modules import module as _module
 
 from fuse.devices import without_autocast
 from fuse.errors import CaptureError
-from fuse.graph import convolution_gradients, recurrent_gradients, scattering
+from fuse.graph import convolution_gradients, recurrent_gradients, scattering, unseen_writes
 from fuse.graph.aliases import View
 from fuse.graph.backward_graph import BackwardInput, root_of, split_backward
 from fuse.graph.capture import prepared
@@ -154,6 +154,7 @@ class JointRecorder(Recorder):
             raise CaptureError("the result needs gradients of a new tensor only; a graph cannot hold that")
         if not requires_grad:
             self._put_back(forward)
+            unseen_writes.take_out(forward.graph)
             return Joint(forward)
         eagers = self._why_eagers()
         if self.functional.written and reads_overwritten(self.leaves):
@@ -183,6 +184,7 @@ class JointRecorder(Recorder):
         values = {
             i: self.functional.value(self._ensure_known(g)) for i, g in zip(inputs, found, strict=True) if g is not None
         }
+        unseen_writes.take_out(forward.graph)
         backward, given = split_backward(
             forward,
             output,
@@ -206,6 +208,8 @@ class JointRecorder(Recorder):
         forward = torch._C._current_autograd_node() is None
         if forward and torch.Tag.inplace_view in op.tags and args[0].requires_grad:
             self._refuse_views(op, args[0])
+        if forward and (functional := unseen_writes.functional_form_of_unseen(op, args)) is not None:
+            return self._write_unseen(op, functional, args, kwargs or {})
         if forward and not self.cut_off:
             self.cut_off = cuts_off(op, args, self.detached)
         formula = None if forward else self.formula(op, args)
@@ -220,6 +224,21 @@ class JointRecorder(Recorder):
         del self.dispatches[count:]  # eager launches the operator itself
         self.dispatches.append(Dispatch(op, args, kwargs or {}, result, source))
         return result
+
+    def _write_unseen(
+        self, op: OpOverload, functional: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Tensor:
+        """Record a write that autograd does not see."""
+        written: Tensor = args[0]
+        source, count, record = self._line(), len(self.dispatches), super().__torch_dispatch__
+        made = record(functional, (), args, kwargs)
+        kept = record(unseen_writes.WITH_GRADIENT_OF, (), (made, written))
+        record(aten.copy_.default, (), (written, kept))
+        self.cut_off |= (made.dtype, made.shape) != (written.dtype, written.shape)
+        self.detached |= {id(one): one for one in (made, kept)}
+        del self.dispatches[count:]  # eager launches the operator itself
+        self.dispatches.append(Dispatch(op, args, kwargs, written, source))
+        return written
 
     def recomputed(
         self, gradients: Mapping[int, Node], reads: Mapping[Node, Sequence[Node]], kept: Set[Node]

@@ -317,7 +317,7 @@ def _finite(x: Expression, nan: Expression, high: Expression, low: Expression) -
     return select(fn.isnan(x), nan, select(fn.isinf(x), select(x > 0, high, low), x))
 
 
-@recipe("_to_copy", "clone", "alias_copy", "detach_copy", "lift_fresh_copy")
+@recipe("_to_copy", "clone", "alias_copy", "detach_copy", "lift_fresh_copy", "with_gradient_of")
 def to_copy(call: Call) -> Value:
     """A copy in another dtype or layout; the layout shows only in the strides of the output."""
     value = call.tensor("self")
