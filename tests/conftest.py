@@ -17,9 +17,9 @@ import torch
 from fuse.rewrite.patterns import registry
 from fuse.runtime.cpu import toolchain
 
-# The compiler takes more than half of the time of all tests. Those of programs, sizes, guards and gradients take
-# whatever kernels there are; kernels are tested as they are built for users in the other folders.
-BUILT_QUICKLY = ("runtime", "gradients")
+# The compiler took half of the time of all tests. It optimises, as for users, where kernels themselves are tested: in
+# these folders (those of the compiler's options among them), and in the files of passes whose kernels only they run.
+OPTIMISED = ("kernel", "cpu", "tests", "test_fuse_attention")
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +28,13 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _built_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.path.parent.name in BUILT_QUICKLY:
-        others = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O3")
-        monkeypatch.setattr(toolchain, "REQUIRED_OPTIONS", (*others, "-O1"))
+@pytest.fixture(autouse=True, scope="module")
+def _built_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        if not {request.path.parent.name, request.path.stem} & {*OPTIMISED}:
+            others = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O3")
+            patched.setattr(toolchain, "REQUIRED_OPTIONS", (*others, "-O0"))
+        yield
 
 
 @pytest.fixture
