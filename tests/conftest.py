@@ -9,6 +9,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from fuse.runtime.cpu import toolchain
 
 # The compiler took half of the time of all tests. It optimises, as for users, where kernels themselves are tested: in
 # these folders (those of the compiler's options among them), and in the files of passes whose kernels only they run.
-OPTIMISED = ("kernel", "cpu", "tests", "test_fuse_attention")
+OPTIMISED = ("kernel", "cpu", "tests", "test_convolution_gradients", "test_fuse_attention")
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +29,25 @@ def _seeded() -> None:
     torch.default_generator.manual_seed(0)  # torch.manual_seed takes a millisecond, for other devices
 
 
+@contextmanager
+def without_optimising() -> Iterator[None]:
+    others = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O3")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(toolchain, "REQUIRED_OPTIONS", (*others, "-O0"))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _built_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        if not {request.path.parent.name, request.path.stem} & {*OPTIMISED}:
-            others = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O3")
-            patched.setattr(toolchain, "REQUIRED_OPTIONS", (*others, "-O0"))
+    optimised = {request.path.parent.name, request.path.stem} & {*OPTIMISED}
+    with nullcontext() if optimised else without_optimising():
+        yield
+
+
+@pytest.fixture
+def unoptimised() -> Iterator[None]:
+    """For one of two tests that build much the same kernels."""
+    with without_optimising():
         yield
 
 

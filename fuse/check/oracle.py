@@ -242,7 +242,7 @@ def _outcome(
 
 def _seed(seed: int) -> None:
     """Seed torch, ``random`` and numpy, so that every run draws the same numbers."""
-    # Where there is no accelerator, torch.manual_seed notes the whole stack for later: a millisecond, twenty times a check.
+    # Without an accelerator torch.manual_seed takes a millisecond: it keeps the stack, for a device that may come.
     (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
     for generator in global_generators():
         generator.seed(seed)
