@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fuse import ops
+from fuse.passes.no_ops import leave_out
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -37,7 +38,7 @@ def merged(graph: GraphModule, equal: Iterable[Sequence[Node]]) -> Iterator[Verd
             if node in escaping and known in escaping:
                 yield declined((known, node), "both are results of the model and must stay distinct tensors")
             elif expression(node, {}) == expression(known, {}):
-                yield rewrite((known, node), merge, known, node, escaping)
+                yield rewrite((known, node), leave_out, node, known, escaping)
 
 
 def equal_nodes(graph: GraphModule) -> list[list[Node]]:
@@ -62,10 +63,3 @@ def expression(node: Node, known: Mapping[Node, Node]) -> Hashable:
         operands = frozenset(surgery.constant_key(argument) for argument in args[:2])
         return (node.target, operands, surgery.constant_key(args[2:]), layout)
     return (node.target, surgery.constant_key(args), surgery.constant_key(kwargs), layout)
-
-
-def merge(known: Node, node: Node, escaping: set[Node]) -> None:
-    """Let ``known`` stand for ``node``, as a result of the model too."""
-    if node in escaping:
-        escaping.add(known)
-    surgery.replace(node, known)

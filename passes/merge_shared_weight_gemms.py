@@ -27,6 +27,7 @@ from fuse.rewrite.matrix_products import (
     insert_product,
     needs_copy,
     products,
+    replace_by_slices,
     replace_product,
 )
 from fuse.rewrite.registry import register_pass
@@ -144,11 +145,4 @@ def merge_joined(group: Sequence[MatrixProduct], copies: Sequence[bool]) -> None
     surgery.hoist(lefts, first.node)
     joined = surgery.insert(first.node, aten.cat.default, lefts)
     product = insert_product(first.node, first, joined, first.right, first.bias)
-    start = 0
-    parts = []
-    for one in group:
-        end = start + one.node.meta["val"].size(0)
-        parts.append(surgery.insert(first.node, aten.slice.Tensor, product, 0, start, end, like=one.node))
-        start = end
-    for one, part, copy in zip(group, parts, copies, strict=True):
-        replace_product(one, part, copy)
+    replace_by_slices(group, product, 0, copies)

@@ -31,7 +31,7 @@ from fuse.rewrite.matrix_products import (
     insert_product,
     needs_copy,
     products,
-    replace_product,
+    replace_by_slices,
     size_in_bytes,
     transposed,
 )
@@ -113,14 +113,7 @@ def merge(
             joined[weights(group)] = computed(graph, joined[weights(group)], known)
     right, bias = joined[weights(group)]
     product = insert_product(first, group[0], group[0].left, right, bias)
-    start = 0
-    parts = []
-    for one in group:
-        bounds = (first.meta["val"].dim() - 1, start, start + one.columns)
-        parts.append(surgery.insert(first, aten.slice.Tensor, product, *bounds, like=one.node))
-        start += one.columns
-    for one, part, copy in zip(group, parts, copies, strict=True):
-        replace_product(one, part, copy)
+    replace_by_slices(group, product, first.meta["val"].dim() - 1, copies)
 
 
 def join(group: Sequence[MatrixProduct]) -> tuple[Node, Node | None]:

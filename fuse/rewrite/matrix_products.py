@@ -139,3 +139,14 @@ def replace_product(product: MatrixProduct, part: Node, copy: bool) -> None:
             product.node, aten.clone.default, part, like=product.node, memory_format=torch.contiguous_format
         )
     surgery.replace(product.node, part)
+
+
+def replace_by_slices(group: Sequence[MatrixProduct], joined: Node, dim: int, copies: Sequence[bool]) -> None:
+    """Replace the products by the slices of ``joined`` along ``dim`` that have their values, in order, or by copies."""
+    first, start, parts = group[0].node, 0, []
+    for one in group:
+        end = start + one.node.meta["val"].size(dim)
+        parts.append(surgery.insert(first, aten.slice.Tensor, joined, dim, start, end, like=one.node))
+        start = end
+    for one, part, copy in zip(group, parts, copies, strict=True):
+        replace_product(one, part, copy)

@@ -30,7 +30,7 @@ from fuse.rewrite.constants import value_of_origin
 
 
 class NotResized(Exception):
-    """A graph has no copy for other sizes."""
+    """A graph has no copy for other sizes, or a schedule has none."""
 
 
 def spelled_graphs(graphs: Sequence[GraphModule]) -> tuple[str, Numbers]:

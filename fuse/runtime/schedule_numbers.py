@@ -22,6 +22,7 @@ from fuse.kernel.lower import Kernel
 from fuse.kernel.region_text import Numbers, SizedTensor
 from fuse.runtime import layout
 from fuse.runtime.layout import is_lazy
+from fuse.runtime.resized import NotResized
 from fuse.runtime.steps import (
     Allocation,
     BufferView,
@@ -40,10 +41,6 @@ from fuse.runtime.steps import (
 _PLAIN = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class NotSplit(Exception):
-    """A schedule contains something that has no outline, or a kernel does not serve the other sizes."""
-
-
 @dataclass(frozen=True)
 class SizedPart:
     """One graph of a call at some sizes: its schedule, its signature, and further tensors whose layouts belong to it
@@ -58,7 +55,7 @@ def outline_and_numbers(parts: Sequence[SizedPart]) -> tuple[tuple[Hashable, ...
     """The outline and the numbers of parts; constants are left out.
 
     Raises:
-        NotSplit: something has no outline.
+        NotResized: something has no outline.
     """
     outline: list[Hashable] = []
     numbers: list[Any] = []
@@ -77,7 +74,7 @@ def with_numbers(parts: Sequence[SizedPart], numbers: Iterator[Any]) -> list[Siz
     """Copies with these numbers, in the order of :func:`outline_and_numbers`.
 
     Raises:
-        NotSplit: a kernel does not serve these sizes.
+        NotResized: a kernel does not serve these sizes.
     """
     mapped = _Mapped(lambda _: next(numbers), lambda _: None)
     return [mapped.part(part) for part in parts]
@@ -122,7 +119,7 @@ class _Mapped:
 
     def tensor(self, value: Tensor) -> Tensor:
         if value.layout is not torch.strided or is_lazy(value):
-            raise NotSplit("a tensor is sparse, or lazily conjugated or negated")
+            raise NotResized("a tensor is sparse, or lazily conjugated or negated")
         self.same((value.dtype, value.device, value.dim()))
         size = tuple(map(self.take, value.shape))
         return SizedTensor(value, size, tuple(map(self.take, value.stride())))
@@ -167,7 +164,7 @@ class _Mapped:
         if kernel.served is not None:
             found = kernel.served.at(tuple(map(self.take, kernel.served.sizes)))
             if found is None:
-                raise NotSplit(f"{kernel.name} does not serve the other sizes")
+                raise NotResized(f"{kernel.name} does not serve the other sizes")
             return found
         sizes = tuple((name, self.take(number)) for name, number in kernel.sizes)
         return replace(kernel, sizes=sizes, workspace_bytes=self.take(kernel.workspace_bytes))
@@ -199,7 +196,7 @@ class _Mapped:
 
     def call(self, step: CallStep) -> CallStep:
         if not (isinstance(step.function, OpOverload) or step.function is layout.part):
-            raise NotSplit("a module or a part of an operator's result is called")
+            raise NotResized("a module or a part of an operator's result is called")
         self.same((step.function, step.results, step.source))
         args, kwargs = self.argument(step.args), self.argument(step.kwargs)
         return replace(
@@ -241,5 +238,5 @@ class _Mapped:
         elif isinstance(argument, (Ref, *_PLAIN)):
             self.same(argument)
         else:
-            raise NotSplit(f"an argument is a {type(argument).__name__}")
+            raise NotResized(f"an argument is a {type(argument).__name__}")
         return argument

@@ -30,7 +30,7 @@ from fuse.runtime.fitting import MOST_SIZES, determine, fewest_samples, polynomi
 from fuse.runtime.guards import picker
 from fuse.runtime.program import Program
 from fuse.runtime.resized import NotResized, constant_numbers, with_constants
-from fuse.runtime.schedule_numbers import NotSplit, SizedPart, outline_and_numbers, with_numbers
+from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers, with_numbers
 from fuse.runtime.steps import kernels_of
 
 MOST_SAMPLES = 24
@@ -84,7 +84,7 @@ class _Template:
                 signature = replace(part.signature, inputs=inputs)
                 made.append(SizedProgram(Program(part.plan, self.functions), signature, part.tensors))
                 last += count
-        except (NotSplit, NotResized):
+        except NotResized:
             return None
         return tuple(made)
 
@@ -140,7 +140,7 @@ class SizedPrograms:
         self._learnt.add(sizes)
         try:
             outline, numbers = outline_and_numbers(parts)
-        except NotSplit:
+        except NotResized:
             outline = ()
         if not outline or len(sizes) > MOST_SIZES:
             self.learnt = MOST_SAMPLES

@@ -4,8 +4,8 @@
     ... a convolution    1 to 4 panels in a block; other shares of the output for a thread
     any other            one thread for little work
 
-The first is the kernel of the cost model. Candidates of which the cost model is sure are left out: one thread is tried
-only for work near the limit from which several pay. If torch has one thread, all kernels have one.
+The first is the kernel of the cost model. Others are tried only where the cost model may be wrong: one thread only for
+work near the limit from which several pay. If torch has one thread, all kernels have one.
 """
 
 from __future__ import annotations
