@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.graph.aliases import Alias
+from fuse.graph.saved_by_autograd import autograd_nodes
 from fuse.graph.short_graphs import STAND_INS
 
 aten = torch.ops.aten
@@ -44,16 +45,7 @@ def cuts_off(op: OpOverload, args: tuple[Any, ...], detached: Container[int]) ->
 
 def has_own_gradients(leaves: Sequence[Any]) -> bool:
     """Whether a ``torch.autograd.Function`` of the user's is in the autograd graph of ``leaves``."""
-    seen: set[Any] = set()
-    worklist = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-    while worklist:
-        node = worklist.pop()
-        if node not in seen:
-            seen.add(node)
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
-                return True
-            worklist.extend(following for following, _ in node.next_functions if following is not None)
-    return False
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in autograd_nodes(leaves))
 
 
 def is_cut_unseen(graph: Graph, aliases: Iterable[Alias], detached: Container[int]) -> bool:

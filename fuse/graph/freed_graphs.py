@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fuse.errors import CaptureError
-from fuse.graph.saved_by_autograd import error_of_saved
+from fuse.graph.saved_by_autograd import autograd_nodes, error_of_saved
 
 MESSAGE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -44,19 +44,8 @@ def is_freed(leaf: Tensor) -> bool:
     >>> is_freed(y), is_freed(z), is_freed(y + z), is_freed(x)
     (True, False, False, False)
     """
-    if leaf.is_leaf:
-        return False
-    seen: set[Any] = set()
-    worklist = [leaf.grad_fn]
-    while worklist:
-        node = worklist.pop()
-        if node is None or node in seen or _has_freed(node):
-            continue
-        if not node.next_functions:
-            return False
-        seen.add(node)
-        worklist.extend(following for following, _ in node.next_functions)
-    return True
+    nodes = autograd_nodes([leaf], lambda node: not _has_freed(node))
+    return not leaf.is_leaf and all(node.next_functions for node in nodes)
 
 
 def _has_freed(node: Any) -> bool:

@@ -7,7 +7,7 @@ A functional graph keeps every value, so that gradients taken of it would not ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,16 +57,19 @@ def reads_overwritten(leaves: Sequence[Any]) -> bool:
     >>> reads_overwritten([y]), reads_overwritten([z, 3])
     (True, False)
     """
+    with _disable_current_modes():
+        errors = (str(_error(node)) for node in autograd_nodes(leaves))
+        return any("modified by an inplace operation" in error for error in errors)
+
+
+def autograd_nodes(leaves: Iterable[Any], enters: Callable[[Any], bool] = lambda node: True) -> Iterator[Any]:
+    """The nodes of the autograd graph of ``leaves``, each once; ``enters`` may refuse some, and the nodes
+    that only these lead to."""
     seen: set[Any] = set()
     worklist = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
-    with _disable_current_modes():
-        while worklist:
-            node = worklist.pop()
-            if node is None or node in seen:
-                continue
+    while worklist:
+        node = worklist.pop()
+        if node is not None and node not in seen and enters(node):
             seen.add(node)
-            error = _error(node)
-            if error is not None and "modified by an inplace operation" in str(error):
-                return True
+            yield node
             worklist.extend(following for following, _ in node.next_functions)
-    return False
