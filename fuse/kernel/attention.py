@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import operator
 
+from fuse.devices import vector_bytes
 from fuse.kernel.products import PRODUCT_TYPES
 from fuse.kernel.recipes import Call, Unsupported, apply, recipe
 from fuse.kernel.reductions import softmax_or_zeros
 from fuse.kernel.values import Product, Value, expand, permute, view
-
-FEWEST_KEYS = 16
-"""Fewest keys without a mask. Over fewer, ATen searches for the largest score without vectors, and a row of NaN gives
-0."""
 
 
 @recipe("_scaled_dot_product_flash_attention_for_cpu")
@@ -28,8 +25,7 @@ def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
     if call.dtype not in PRODUCT_TYPES:
         raise Unsupported(f"products of {call.dtype} are left to the library")
     (batch, heads, rows, depth), length = query.shape, key.shape[2]
-    if length < FEWEST_KEYS and call["attn_mask"] is None:
-        raise Unsupported(f"ATen's kernel returns zeros for a row of NaN where there are fewer than {FEWEST_KEYS} keys")
+    whole = vector_bytes() // call.dtype.itemsize
     keys, values = (_of_heads(shared, heads) for shared in (key, value))
     product = Product((batch * heads, rows, length), call.dtype, _images(query), permute(keys, (0, 2, 1)))
     scale = 1 / math.sqrt(depth) if call["scale"] is None else call["scale"]
@@ -40,7 +36,8 @@ def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
         if mask.dtype != call.dtype:
             raise Unsupported(f"a mask of {mask.dtype} is added to scores of {call.dtype}")
         scores = apply(operator.add, [scores, mask], call.dtype, scores.shape)
-    weights = _images(softmax_or_zeros(scores, -1))
+    # over fewer keys than a vector has, ATen's search for the largest score passes over NaN: a row of NaN gives zeros
+    weights = _images(softmax_or_zeros(scores, -1, zeros_for_nan=0 if call["attn_mask"] is not None else whole))
     return view(Product((batch * heads, rows, value.shape[3]), call.dtype, weights, values), call.shape), None
 
 

@@ -9,10 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+
+class Key:
+    """Parts that are compared as one value, whose hash is computed once: a structure of arguments takes long.
+
+    >>> Key(1, "a") == Key(1, "a"), Key(1, "a") == Key(2, "a")
+    (True, False)
+    """
+
+    __slots__ = ("_hash", "parts")
+
+    def __init__(self, *parts: Hashable) -> None:
+        self.parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self._hash == other._hash and self.parts == other.parts
+
+
 _PLAIN = frozenset((int, float, complex, bool, str, bytes, NoneType, torch.dtype, torch.device))
 
 
-def key_of_call(leaves: Sequence[Any], spec: Any) -> Hashable:
+def key_of_call(leaves: Sequence[Any], spec: Any) -> Key:
     """A key that is equal for calls that differ in the contents of tensors and of objects only.
 
     >>> key_of_call((torch.ones(2), 3), None) == key_of_call((torch.zeros(2), 3), None)
@@ -21,10 +42,10 @@ def key_of_call(leaves: Sequence[Any], spec: Any) -> Hashable:
     False
     """
     tensors = tuple((leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
-    return tensors, tuple(map(key_of_value, leaves)), spec
+    return Key(tensors, tuple(map(key_of_value, leaves)), spec)
 
 
-def differ_in_numbers(one: Any, other: Any) -> bool:
+def differ_in_numbers(one: Key, other: Key) -> bool:
     """Whether two keys of calls (:func:`key_of_call`) differ in arguments that are numbers, and in nothing else.
 
     >>> x = torch.ones(2)
@@ -32,10 +53,12 @@ def differ_in_numbers(one: Any, other: Any) -> bool:
     >>> differ_in_numbers(a, b), differ_in_numbers(a, c), differ_in_numbers(a, a)
     (True, False, False)
     """
-    (tensors, values, spec), (others, other_values, other_spec) = one, other
-    if tensors != others or spec != other_spec or values == other_values:
+    one_values: Any
+    other_values: Any
+    (tensors, one_values, spec), (others, other_values, other_spec) = one.parts, other.parts
+    if tensors != others or spec != other_spec or one_values == other_values:
         return False
-    return all(a == b or (a[0] is b[0] and a[0] in (int, float)) for a, b in zip(values, other_values, strict=True))
+    return all(a == b or (a[0] is b[0] and a[0] in (int, float)) for a, b in zip(one_values, other_values, strict=True))
 
 
 def key_without_sizes(leaves: Sequence[Any], spec: Any) -> Hashable:
@@ -50,9 +73,9 @@ def key_without_sizes(leaves: Sequence[Any], spec: Any) -> Hashable:
     return kind_of_sizes(leaves, spec), tuple(values)
 
 
-def kind_of_sizes(leaves: Sequence[Any], spec: Any) -> Hashable:
+def kind_of_sizes(leaves: Sequence[Any], spec: Any) -> Key:
     """A key that is equal for calls that differ only in sizes and contents of tensors and in plain values."""
-    return spec, tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves)
+    return Key(spec, tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves))
 
 
 def key_of_value(leaf: Any) -> Hashable:

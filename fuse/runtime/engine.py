@@ -36,7 +36,7 @@ from fuse.runtime.call_keys import key_of_call, key_without_sizes
 from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.differentiable import TWICE
-from fuse.runtime.guards import flatten, function_modes, modes, overlaps
+from fuse.runtime.guards import CallGuard, flatten, function_modes, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
 from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.made_up_calls import made_up_call
@@ -136,16 +136,13 @@ class Engine:
         if found is None:
             if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
                 return self.model(*args, **kwargs)  # part of what is being captured
-            if (
-                reason := refused_call(leaves)
-                or refused_model(self.model, self._maker.tensors())
-                or self._never_settles(call)
-            ):
+            held = self._guards()
+            if reason := refused_call(leaves) or self._refused_model(held) or self._never_settles(call):
                 return self.eager(args, kwargs, reason)
             if (declined := self._in_vain.instead(self._kind(call), self._of_sizes(call))) is not None:
                 return self._served(declined, (), args, kwargs)
-            between = self._between(call)
-            if (seconds := self._new_sizes.too_early(call, self._held(), between)) is not None:
+            between = self._between(call, held)
+            if (seconds := self._new_sizes.too_early(call, next(iter(held), None), between)) is not None:
                 return self._not_yet(call, between, seconds)
             try:
                 found, is_new = self._make(call, between)
@@ -359,18 +356,15 @@ class Engine:
 
     # ---- making ----------------------------------------------------------------------------------------------------
 
-    def _between(self, call: ModelCall) -> Between | None:
+    def _between(self, call: ModelCall, held: Sequence[StateGuard]) -> Between | None:
         """The generalised graph for a call's sizes; None if there is none."""
         if self.dynamic_shapes is None or self.freeze:
             return None
-        states = [state.guard for state in self._states if state.guard.holds()]
-        of_call = self._kinds.find(states, call.leaves, call.spec, self._maker.tensors())
-        if of_call is None:
+        kind = self._kinds.find(held, call.leaves, call.spec, modes())
+        if kind is None:
             return None
-        kind, guard = of_call
         with self._lock:
-            between = kind.between(layouts_of(call.leaves))
-        return replace(between, guard=guard) if between else None
+            return kind.between(layouts_of(call.leaves))
 
     def _make(self, call: ModelCall, between: Between | None) -> tuple[Found, bool]:
         """A variant for a call; whether it is new, and not of another thread."""
@@ -391,8 +385,8 @@ class Engine:
                     sized = between.program() if between else None
                     try:
                         with compiling(how):
-                            if between is not None and sized is not None:
-                                compiled = of_size(self._maker, call, sized, between.guard)
+                            if sized is not None:
+                                compiled = of_size(self._maker, call, sized)
                             else:
                                 compiled = make(self._maker, call, resized=between.captured() if between else None)
                             if not how.allowed and compiled.training is not None:
@@ -414,7 +408,7 @@ class Engine:
                     if of_many:
                         self._new_sizes.compiled(call, self._held(), how, seconds)
                     if not self.freeze:
-                        self._kinds.add(state.guard, compiled, call.leaves, self.model)
+                        self._kinds.add(state.guard, compiled, call.leaves, self.model, self._maker.tensors())
                 found = compiled, _given(compiled, call)
             return found, is_new
 
@@ -438,8 +432,12 @@ class Engine:
             beyond.kind.reaches -= MOST_REACHED // 3 - 1
         return between
 
+    def _guards(self) -> list[StateGuard]:
+        """The guards that hold in the model's state, which have variants."""
+        return [state.guard for state in self._states if state.guard.holds()]
+
     def _held(self) -> StateGuard | None:
-        """The state that the model is in, where it has variants."""
+        """The first of these guards, if there is one."""
         return next((state.guard for state in self._states if state.guard.holds()), None)
 
     def _remember(self, compiled: Compiled) -> ModelState:
@@ -476,16 +474,22 @@ class Engine:
 
     def _kind(self, call: ModelCall) -> Hashable:
         """Equal for calls that differ in the contents of tensors only."""
-        return key_of_call(call.leaves, call.spec), modes(), self.model.training
+        return call.key, modes(), self.model.training
 
     def _of_sizes(self, call: ModelCall) -> Hashable:
         """Equal for calls that differ in sizes, numbers and the contents of tensors only."""
         return key_without_sizes(call.leaves, call.spec), modes(), self.model.training
 
+    def _refused_model(self, held: Sequence[StateGuard]) -> Fallback | None:
+        """Why all calls of the model run eager; None if it has been captured in the state that it is in."""
+        return None if held else refused_model(self.model, self._maker.tensors())
+
     def _never_settles(self, call: ModelCall) -> Fallback | None:
         """Why a call is not compiled once more: what earlier ones left behind or found was different each time."""
-        matches = matching(self._states, call.leaves, call.spec, modes(), in_context=False)
-        others = [c.guard for c, _ in matches if c.guard.context]
+        others: list[CallGuard] = []
+        if any(compiled.guard.context for state in self._states for compiled in state.variants):
+            matches = matching(self._states, call.leaves, call.spec, modes(), in_context=False)
+            others = [c.guard for c, _ in matches if c.guard.context]
         if len(others) >= LARGEST_CONTEXTS:
             names = ", ".join(variable.name for variable, _ in others[0].context)
             reason = f"forward reads context variables whose values differ from call to call ({names})"
@@ -493,8 +497,9 @@ class Engine:
         kept = self._maker.kept
         if not kept:
             return None
-        size = key_of_call(call.leaves, call.spec)
-        alike = [c for s in self._states if s.guard.holds() for c in s.variants if c.carried and c.carried.call == size]
+        alike = [
+            c for s in self._states if s.guard.holds() for c in s.variants if c.carried and c.carried.call == call.key
+        ]
         if len(alike) < LARGEST_CARRIED:
             return None
         reason = f"forward reads attributes that it assigns to another value in each call ({', '.join(map(str, kept))})"

@@ -8,8 +8,8 @@
 
 A call at new sizes gets the graph of others if all of these conditions hold:
 
-- Graphs of at least ``FEWEST`` calls of this kind have the same text, and all their numbers are formulas in the sizes
-  of the arguments.
+- Graphs of at least ``FEWEST`` calls of this kind (``FEWEST_OF_ONE_SIZE`` where one size varies) have the same text,
+  and all their numbers are formulas in the sizes of the arguments.
 - ``forward`` was run with symbolic sizes (:mod:`fuse.runtime.size_reads`) at three sizes
   (:mod:`fuse.runtime.probing_sizes`), and each recorded comparison has the same outcome for the new sizes.
 - Each new size differs from captured ones by a multiple of the greatest common divisor of their differences: if all
@@ -48,9 +48,10 @@ from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled
 
 FEWEST = 4
-"""Fewest calls with one text: with fewer, several formulas may fit."""
-FEWEST_VALUES = 3
-"""Fewest values of each size: any two points are on a line."""
+"""Fewest calls with one text where several sizes vary: with fewer, several formulas may fit."""
+FEWEST_OF_ONE_SIZE = 3
+"""Fewest calls where one size varies, and fewest values of each size: a formula in one size (a multiple, a sum with a
+constant, a multiple of a square) follows from one or two calls, and the others check it."""
 MOST_COLUMNS = 256
 """Most distinct numbers of a graph, whose order is compared pair by pair; larger graphs are captured at each size."""
 
@@ -202,19 +203,23 @@ class Generalised:
         return agree
 
 
-def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
-    """Formulas for the numbers of all graphs with the text of the last one; None if there are too few graphs."""
+def generalised(graphs: Sequence[CapturedGraphs], fewest: int = FEWEST_OF_ONE_SIZE) -> Generalised | None:
+    """Formulas for the numbers of all graphs with the text of the last one; None if there are too few graphs.
+
+    With fewer than ``FEWEST_OF_ONE_SIZE``, nothing checks the formulas: they only tell how the layouts of arguments
+    probably vary.
+    """
     last = graphs[-1]
     alike = (one for one in graphs if one.text == last.text and all(map(are_alike, one.numbers, last.numbers)))
     same = [one for one in alike if all(map(_same_constants, one.call.graphs, last.call.graphs))]
-    if len(same) < FEWEST or last.call.made_up:
+    if len(same) < fewest or last.call.made_up:
         return None
     found = relation_of(last.numbers, [one.numbers for one in same[:-1]])
-    if found is None:
+    if found is None or (len(found[0]) > 1 and len(same) < FEWEST):
         return None
     relation = found[1]
     names = _sizes(len(found[0])).sizes
-    if any(len({one.numbers[position] for one in same}) < FEWEST_VALUES for position in found[0]):
+    if any(len({one.numbers[position] for one in same}) < fewest for position in found[0]):
         return None
     if not _are_independent_sizes(relation, [one.numbers for one in same]):
         return None

@@ -86,7 +86,23 @@ def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any
     """
     if not kwargs and _PLAIN_LEAVES.issuperset(map(type, args)):
         return args, None
-    return flatten_arguments(args, kwargs)
+    leaves, spec = flatten_arguments(args, kwargs)
+    return leaves, _one_object(spec)
+
+
+_recent: tuple[pytree.TreeSpec, ...] = ()
+_MOST_RECENT = 8
+"""Structures of arguments that are remembered."""
+
+
+def _one_object(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    """The recent structure that is equal to this one, so that later comparisons of the two are of identity."""
+    global _recent
+    for known in _recent:
+        if known == spec:
+            return known
+    _recent = (spec, *_recent)[:_MOST_RECENT]
+    return spec
 
 
 def modes() -> tuple[Any, ...]:
@@ -139,19 +155,37 @@ class CallGuard:
         self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
         """The tensors of the placeholders if the variant serves the call, else None."""
-        if len(leaves) != self.count or current_modes != self.modes or spec != self.spec:
+        if not self._fits(leaves, spec, current_modes):
             return None
-        for index, value in self.values:
-            if leaves[index] is not value and not same_value(leaves[index], value):
-                return None
-        for first, second in self.repeated:
-            if leaves[first] is not leaves[second]:
-                return None
-        for index, tensor in self.pinned:
-            if leaves[index] is not tensor:
-                return None
         tensors = self.pick((*leaves, *self.state))
         return tensors if self.check(*tensors) else None
+
+    def _fits(self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]) -> bool:
+        """Whether a call is like the guard's, facts about tensors and further repeated or pinned leaves apart."""
+        if len(leaves) != self.count or current_modes != self.modes or spec != self.spec:
+            return False
+        for index, value in self.values:
+            if leaves[index] is not value and not same_value(leaves[index], value):
+                return False
+        for first, second in self.repeated:
+            if leaves[first] is not leaves[second]:
+                return False
+        return all(leaves[index] is tensor for index, tensor in self.pinned)
+
+    def fits_at_other_sizes(
+        self,
+        leaves: Sequence[Any],
+        spec: pytree.TreeSpec | None,
+        current_modes: tuple[Any, ...],
+        model_tensors: frozenset[int],
+    ) -> bool:
+        """Whether a call differs from the guard's only in facts about tensors; ``model_tensors``: the ``id`` of each
+        tensor of the model."""
+        if not self._fits(leaves, spec, current_modes):
+            return False
+        tensors = [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        pinned = sum(tensor in model_tensors for tensor in tensors)
+        return len(tensors) - len(set(tensors)) == len(self.repeated) and pinned == len(self.pinned)
 
     def differs_in_sizes(self, other: CallGuard) -> bool:
         """Whether two guards are equal except for the facts about tensors."""
@@ -213,7 +247,7 @@ def call_guard(
         ),
         state=state,
         pick=pick,
-        check=_tensor_check(pick((*leaves, *state))),
+        check=tensor_check(pick((*leaves, *state))),
         repeated=tuple(repeated),
         pinned=tuple((i, known[id(leaf)]) for i, leaf in enumerate(leaves) if id(leaf) in known),
         context=context,
@@ -234,7 +268,7 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...
     return lambda pool: (pool[only],)
 
 
-def _tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+def tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """``TensorGuards.check`` for these tensors, which it does not hold; always True for no tensors."""
     sizes: Any = [list(t.shape) for t in tensors]
     strides: Any = [list(t.stride()) for t in tensors]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse.kernel.region_text import Numbers
-from fuse.runtime.generalised import CapturedCall, CapturedGraphs, Generalised, generalised
-from fuse.runtime.guards import CallGuard, call_guard, sources_of
+from fuse.runtime.generalised import FEWEST_OF_ONE_SIZE, CapturedCall, CapturedGraphs, Generalised, generalised
+from fuse.runtime.guards import CallGuard, sources_of, tensor_check
 from fuse.runtime.program import Program
 from fuse.runtime.resized import resized
 from fuse.runtime.schedule import schedule
@@ -48,18 +48,24 @@ class KindOfCalls:
         guard: the guard of the first call.
         facts: dtype, rank, device and similar facts of the tensors of a call.
         sources: origins of the placeholders' tensors.
+        tensors: the ``id`` of each tensor of the model.
         reaches: captures at made-up sizes that may still be made.
-        _held: tensors that do not come with a call, with their facts and sizes, which ``module.double()`` changes.
+        _probable: formulas for the last text that nothing checks yet.
+        _held: tensors that do not come with a call.
+        _check: checks their facts and sizes, which ``module.double()`` changes.
     """
 
     guard: CallGuard
     facts: tuple[Any, ...]
     sources: tuple[int | Tensor, ...]
+    tensors: frozenset[int]
     reaches: int = MOST_REACHED
-    _held: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
+    _held: dict[int, Tensor] = field(default_factory=dict)
+    _check: Callable[..., bool] = field(default_factory=lambda: tensor_check(()))
     _waiting: list[CapturedCall] = field(default_factory=list)
     _captured: list[CapturedGraphs] = field(default_factory=list)
     _common: list[Generalised] = field(default_factory=list)
+    _probable: Generalised | None = None
     _in_vain: int = 0
 
     def add(self, captured: CapturedCall, held: Sequence[Tensor]) -> None:
@@ -68,11 +74,14 @@ class KindOfCalls:
         Its text and numbers are computed when a call of another size comes.
         """
         self._waiting.append(captured)
-        self._held |= {id(tensor): (tensor, _facts_of_held(tensor)) for tensor in held}
+        before = len(self._held)
+        self._held |= {id(tensor): tensor for tensor in held}
+        if len(self._held) > before:
+            self._check = tensor_check(tuple(self._held.values()))
 
     def holds(self) -> bool:
         """Whether the tensors that do not come with a call still have their dtypes, sizes and devices."""
-        return all(_facts_of_held(tensor) == facts for tensor, facts in self._held.values())
+        return self._check(*self._held.values())
 
     def between(self, given: Numbers) -> Between | None:
         """The generalised graph for a call with these layouts; ``within`` is False if the sizes are out of range."""
@@ -83,25 +92,29 @@ class KindOfCalls:
             ordered = (sorted(self._captured, key=lambda o: (o.text == text, not o.call.made_up)) for text in texts)
             made = [common for graphs in ordered if (common := generalised(graphs)) is not None]
             self._common = [common for common in made if self._as_before(common)]
+            self._probable = generalised(self._captured, FEWEST_OF_ONE_SIZE - 1) if self._captured else None
         self._waiting.clear()
         found = []
         for common in self._common:
             sizes = common.sizes(given)
             if sizes is not None and (common.met is None or common.met(*sizes)):
                 found.append(Between(self, common, sizes, common.covers(sizes)))
+        if not found and self._probable is not None and (sizes := self._probable.sizes(given)) is not None:
+            return Between(self, self._probable, sizes, False)
         return max(found, key=lambda one: one.within, default=None)
 
     def reached(self, made_up: CapturedCall, given: Numbers) -> Between | None:
-        """The generalised graph for a call with these layouts, with the made-up call as a further member.
-
-        If none serves the call, the made-up call is dropped and None is returned.
+        """The generalised graph for a call with these layouts, with the made-up call as a further member; None if none
+        serves the call. A made-up call that is no member of any is dropped.
         """
-        before = self._captured, self._common
+        before = self._captured, self._common, self._probable
         self._waiting.append(made_up)
         found = self.between(given)
         if found is not None and found.within:
             return found
-        self._captured, self._common = before
+        if any(one.call is made_up for common in self._common for one in common.members):
+            return None
+        self._captured, self._common, self._probable = before
         return None
 
     def _as_before(self, common: Generalised) -> bool:
@@ -120,16 +133,16 @@ class KindOfCalls:
 
 @dataclass(frozen=True)
 class Between:
-    """A generalised graph for a call with these sizes; not ``within`` if they are beyond those of captured calls.
+    """A generalised graph for a call with these sizes.
 
-    ``guard`` accepts such calls.
+    Not ``within`` if it does not serve them: they are beyond those of captured calls, they put numbers into an order
+    that no captured call had, or there are too few captured calls.
     """
 
     kind: KindOfCalls
     common: Generalised
     sizes: tuple[int, ...]
     within: bool = True
-    guard: CallGuard | None = None
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether all comparisons of sizes in ``forward`` are known; runs ``forward`` at this call's sizes if not."""
@@ -137,6 +150,12 @@ class Between:
             self.kind.give_up(self.common)
             return False
         return True
+
+    @cached_property
+    def beyond(self) -> bool:
+        """Whether a size is less, or more, than it was in all captured calls."""
+        had = zip(*self.common.had(), strict=True)
+        return any(not min(of) <= size <= max(of) for size, of in zip(self.sizes, had, strict=True))
 
     def is_bounded(self) -> bool:
         """Whether this call probably gets a program without graphs; a kernel may still not serve it."""
@@ -214,8 +233,10 @@ class KindsOfCalls:
     def __init__(self) -> None:
         self._by_state: WeakKeyDictionary[StateGuard, list[KindOfCalls]] = WeakKeyDictionary()
 
-    def add(self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module) -> None:
-        """Add a captured call with these leaves, if the variant depends on sizes only."""
+    def add(
+        self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module, tensors: Sequence[Tensor]
+    ) -> None:
+        """Add a captured call with these leaves, if the variant depends on sizes only; ``tensors`` are the model's."""
         captured = CapturedCall.of(compiled)
         if captured is None:
             return
@@ -225,23 +246,21 @@ class KindsOfCalls:
         found = next((one for one in alike if one.holds()), None)
         if found is None:
             sources = sources_of(captured.graphs[0].meta["signature"].inputs, model, len(leaves))
-            found = KindOfCalls(compiled.guard, facts, tuple(sources))
+            found = KindOfCalls(compiled.guard, facts, tuple(sources), frozenset(map(id, tensors)))
             kinds.insert(0, found)
             del kinds[MOST_KINDS:]
         found.add(captured, compiled.guard.state)
 
     def find(
-        self, states: Iterable[StateGuard], leaves: Sequence[Any], spec: Any, held: Sequence[Tensor]
-    ) -> tuple[KindOfCalls, CallGuard] | None:
-        """The kind of a call with these leaves and this structure, and the guard of the call; None if there is none.
-        ``held`` are the model's tensors."""
+        self, states: Iterable[StateGuard], leaves: Sequence[Any], spec: Any, current_modes: tuple[Any, ...]
+    ) -> KindOfCalls | None:
+        """The kind of a call with these leaves and this structure; None if there is none."""
         facts = facts_of(leaves)
         for state in states:
             for kind in self._by_state.get(state, ()):
-                if kind.facts == facts and kind.guard.in_context() and kind.holds():
-                    guard = call_guard(leaves, spec, kind.sources, held, kind.guard.context)
-                    if kind.guard.differs_in_sizes(guard):
-                        return kind, guard
+                alike = kind.facts == facts and kind.guard.in_context()
+                if alike and kind.guard.fits_at_other_sizes(leaves, spec, current_modes, kind.tensors) and kind.holds():
+                    return kind
         return None
 
 
@@ -253,10 +272,6 @@ def facts_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
         else None
         for leaf in leaves
     )
-
-
-def _facts_of_held(tensor: Tensor) -> tuple[Any, ...]:
-    return facts_of([tensor]), tuple(tensor.shape), tensor.stride()
 
 
 def layouts_of(leaves: Sequence[Any]) -> Numbers:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from functools import cached_property
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from fuse.passes.roll_whole_loops import roll_whole_loops
 from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
+from fuse.runtime.call_keys import Key, key_of_call, kind_of_sizes
 from fuse.runtime.compiling import NotYet
 from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.generalised import CapturedCall
@@ -62,6 +64,16 @@ class ModelCall:
     kwargs: dict[str, Any]
     leaves: Sequence[Any]
     spec: Any
+
+    @cached_property
+    def key(self) -> Key:
+        """Equal for calls that differ in the contents of tensors only."""
+        return key_of_call(self.leaves, self.spec)
+
+    @cached_property
+    def kind(self) -> Key:
+        """Equal for calls that differ in sizes and contents of tensors, and in plain values, only."""
+        return kind_of_sizes(self.leaves, self.spec)
 
 
 @dataclass(eq=False)
@@ -106,17 +118,25 @@ class Maker:
 
     def tensors(self) -> list[Tensor]:
         """Parameters and buffers, without buffers that calls assign."""
-        kept = set(map(str, self.kept))
-        return [*self.model.parameters(), *(b for name, b in self.model.named_buffers() if name not in kept)]
+        return [*self.model.parameters(), *self._buffers()]
 
     def needs_gradients(self, leaves: Sequence[Any]) -> bool:
         """Whether a call with these leaves is recorded by autograd."""
         if not torch.is_grad_enabled():
             return False
-        held: list[Any] = []
+        found: Iterable[Any] = leaves
         if not self.frozen:
-            held = [*self.tensors(), *self.trained, *tensors_of(self.model, self.kept)]
-        return any(isinstance(t, Tensor) and t.requires_grad for t in (*leaves, *held))
+            found = chain(leaves, self.model.parameters(), self.trained, self._more_tensors())
+        return any(isinstance(t, Tensor) and t.requires_grad for t in found)
+
+    def _more_tensors(self) -> Iterator[Any]:
+        """Buffers that calls do not assign, and tensors in attributes that they do: sought only where needed."""
+        yield from self._buffers()
+        yield from tensors_of(self.model, self.kept)
+
+    def _buffers(self) -> Iterator[Tensor]:
+        kept = set(map(str, self.kept))
+        return (buffer for name, buffer in self.model.named_buffers() if name not in kept)
 
 
 def _outside() -> int:
@@ -224,13 +244,11 @@ def make(
     )
 
 
-def of_size(maker: Maker, call: ModelCall, sized: SizedProgram | Training, guard: CallGuard | None) -> Compiled:
-    """The variant of a program or training that was made without a graph; ``guard`` accepts calls with the constants of
-    another size."""
+def of_size(maker: Maker, call: ModelCall, sized: SizedProgram | Training) -> Compiled:
+    """The variant of a program or training that was made without a graph."""
     signature = sized.signature
-    if guard is None or any(spec.origin is not None for spec in signature.inputs):
-        sources = sources_of(signature.inputs, maker.model, len(call.leaves))
-        guard = call_guard(call.leaves, call.spec, sources, maker.tensors(), signature.context)
+    sources = sources_of(signature.inputs, maker.model, len(call.leaves))
+    guard = call_guard(call.leaves, call.spec, sources, maker.tensors(), signature.context)
     return Compiled(
         guard,
         sized.program,

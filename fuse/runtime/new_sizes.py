@@ -16,7 +16,7 @@ from typing import Any
 
 from fuse.kernel.sized import lowering_for, sizes_are_symbolic
 from fuse.runtime import tuning
-from fuse.runtime.call_keys import differ_in_numbers, key_of_call, key_of_value
+from fuse.runtime.call_keys import differ_in_numbers, key_of_value
 from fuse.runtime.compiling import Compiling
 from fuse.runtime.guards import modes
 from fuse.runtime.kinds_of_calls import Between
@@ -48,7 +48,7 @@ class NewSizes:
             return lowering_for(None, self._seen.remarks)
         if not self._automatic:
             rehearse(self._maker, call, self._declared, self._seen)
-        return lowering_for(self._seen.varying(call.leaves, call.spec), self._seen.remarks)
+        return lowering_for(self._seen.varying(call.kind, call.leaves), self._seen.remarks)
 
     def compiling(self, call: ModelCall, state: StateGuard | None) -> Compiling:
         """Whether kernels may be compiled for the call that is lowered."""
@@ -64,8 +64,8 @@ class NewSizes:
         """
         if not self._automatic:
             return None
-        within, beyond = between is not None and between.within, between is not None and not between.within
-        size, key = key_of_call(call.leaves, call.spec), self._key(call, state)
+        within, beyond = between is not None and between.within, between is not None and between.beyond
+        size, key = call.key, self._key(call, state)
         if (seconds := self._compilations.price(key, size, self._ones(call))) is not None:
             return seconds
         if self._compilations.is_due(key) or (between is not None and between.learns()):
@@ -75,15 +75,16 @@ class NewSizes:
             seconds = self._patience.expected(self._kind(call, True), size, True, False, alike)
             if seconds is not None or between.programs is not None:
                 return seconds
-        return self._patience.expected(self._kind(call, False), size, within, beyond, alike)
+        unlike = between is not None and not within and not beyond
+        return self._patience.expected(self._kind(call, False), size, within, beyond, alike, unlike)
 
     def waits(self, call: ModelCall, state: StateGuard | None) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""
-        return self._compilations.waits(self._key(call, state), key_of_call(call.leaves, call.spec))
+        return self._compilations.waits(self._key(call, state), call.key)
 
     def captured(self, call: ModelCall, seconds: float, resized: bool, cheap: bool = False) -> None:
         """Note that a call was captured, or got the graph of others (``resized``), or their program (``cheap``)."""
-        self._patience.captured(self._kind(call, cheap), key_of_call(call.leaves, call.spec), seconds, resized)
+        self._patience.captured(self._kind(call, cheap), call.key, seconds, resized)
 
     def compiled(self, call: ModelCall, state: StateGuard | None, how: Compiling, seconds: float) -> None:
         """Note that a program for sizes that vary was made."""
@@ -91,8 +92,8 @@ class NewSizes:
 
     def ran_eager(self, call: ModelCall, state: StateGuard | None, between: Between | None, seconds: float) -> None:
         """Note that a call ran eager, which waits for a capture or for the compiler."""
-        beyond, cheap = between is not None and not between.within, between is not None and between.is_bounded()
-        self._patience.ran_eager(self._kind(call, cheap), key_of_call(call.leaves, call.spec), seconds, beyond)
+        beyond, cheap = between is not None and between.beyond, between is not None and between.is_bounded()
+        self._patience.ran_eager(self._kind(call, cheap), call.key, seconds, beyond)
         self._compilations.ran_eager(self._key(call, state), self._ones(call), seconds)
 
     def _kind(self, call: ModelCall, cheap: bool) -> Hashable:
@@ -100,7 +101,7 @@ class NewSizes:
         return kind(self._maker, call), cheap
 
     def _ones(self, call: ModelCall) -> Ones:
-        return self._seen.ones(call.leaves, call.spec)
+        return self._seen.ones(call.kind, call.leaves)
 
     def _key(self, call: ModelCall, state: StateGuard | None) -> Hashable:
         """A key that is equal for calls that differ in sizes only, the model being in one state."""

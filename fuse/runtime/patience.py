@@ -27,6 +27,8 @@ from fuse.runtime.compiling import Compiling
 
 SETTLED = 8
 """Sizes of one kind of call that are captured at once."""
+SETTLED_UNLIKE = 3
+"""The same for a size that needs a capture although the graph of others serves most sizes around it."""
 SETTLED_NUMBERS = 3
 """The same for calls that differ in numbers only: such a number may count the calls, as a position in a text does."""
 LARGEST_CAPTURED = 64
@@ -79,17 +81,20 @@ class Patience:
         resized: bool = False,
         together: bool = False,
         differs_in_numbers: Callable[[Any], bool] = lambda size: False,
+        unlike: bool = False,
     ) -> float | None:
         """The seconds that a capture is expected to take, or the graph of other sizes (``resized``); None where a call
         of this size has its program made now. ``together``: what other sizes took counts as well.
-        ``differs_in_numbers``: whether a captured size differs from this one in numbers only."""
+        ``differs_in_numbers``: whether a captured size differs from this one in numbers only. ``unlike``: the graph
+        of others does not serve this size, but serves sizes around it."""
         captured, graphs = self._captured.get(kind, {}), self._resized.get(kind, {})
         known = graphs if resized else captured
         if size in captured or not known:
             return None
-        if len(captured) + len(graphs) < SETTLED and sum(map(differs_in_numbers, captured)) < SETTLED_NUMBERS:
+        settled = len(captured) + len(graphs) >= (SETTLED_UNLIKE if unlike else SETTLED)
+        if not settled and sum(map(differs_in_numbers, captured)) < SETTLED_NUMBERS:
             return None
-        seconds = min(known.values()) if resized else median(known.values())  # without what is done once
+        seconds = min(known.values())  # without what is done once
         with_this = self._eager.get(kind if together else size, 0.0) + self._least.get(kind, 0.0)
         return seconds if with_this < seconds else None
 

@@ -1,7 +1,7 @@
 """Made-up captures beyond the captured sizes, for a call whose sizes are out of their range.
 
-    captured at 33, 37, 41 and 45 steps
-    a call of 46 steps      69 steps are captured instead: 46 to 68 are in range now, and need no capture
+    captured at 33 and 37 steps
+    a call of 38 steps      57 steps are captured instead: 33 to 57 are in range now, and need no capture
     a call of 28 steps      14 steps are captured
 
 A made-up call has tensors without data, and nothing is compiled for it. Its graph extends the range of sizes of
@@ -15,7 +15,7 @@ from torch import nn
 from fuse.errors import FaultWarning
 from fuse.kernel.extents import LEAST_LOWERED
 from fuse.kernel.region_text import Numbers
-from fuse.runtime.generalised import CapturedCall, Generalised
+from fuse.runtime.generalised import FEWEST_OF_ONE_SIZE, CapturedCall, Generalised
 from fuse.runtime.guards import call_guard
 from fuse.runtime.kinds_of_calls import Between, KindOfCalls
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
@@ -30,11 +30,14 @@ LEAST_FURTHER = 16
 def further_call(model: nn.Module, call: ModelCall, beyond: Between) -> ModelCall | None:
     """A made-up call beyond the sizes of ``call``.
 
-    None if no more are allowed, or if comparisons of sizes in ``forward`` have other outcomes there.
+    None if no more are allowed, or if comparisons of sizes in ``forward`` are known to have other outcomes there.
     """
     common = beyond.common
     if beyond.kind.reaches <= 0:
         return None
+    if len(common.members) < FEWEST_OF_ONE_SIZE:  # nothing is known of comparisons before there are formulas
+        further = further_sizes(common, beyond.sizes)
+        return made_up_call(call, common.evaluate(*further)) if further else None
     if common.met is None and not Between(beyond.kind, common, common.had()[-1]).follow(model, call.args, call.kwargs):
         return None
     sizes = further_sizes(common, beyond.sizes)

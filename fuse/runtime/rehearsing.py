@@ -11,7 +11,6 @@ from typing import Any
 from fuse.errors import FaultWarning, FuseError, reason_of_fault
 from fuse.kernel.sized import lowering_for
 from fuse.runtime import tuning
-from fuse.runtime.call_keys import kind_of_sizes
 from fuse.runtime.declared import elsewhere
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
 from fuse.runtime.making import Maker, ModelCall
@@ -23,7 +22,7 @@ from fuse.runtime.varying import SizesSeen
 
 def kind(maker: Maker, call: ModelCall) -> Hashable:
     """A key that is equal for calls that differ in sizes only."""
-    return kind_of_sizes(call.leaves, call.spec), maker.needs_gradients(call.leaves), maker.model.training
+    return call.kind, maker.needs_gradients(call.leaves), maker.model.training
 
 
 def rehearse(maker: Maker, call: ModelCall, declared: Any, seen: SizesSeen) -> None:
@@ -44,7 +43,7 @@ def rehearse(maker: Maker, call: ModelCall, declared: Any, seen: SizesSeen) -> N
         other = made_up_call(call, layouts)
         with lowering_for(None):
             graphs_of(maker, other, each=lambda graph: without_kernels(graph) or schedule(graph))
-        seen.varying(other.leaves, call.spec)
+        seen.varying(call.kind, other.leaves)
     except FuseError as why:  # the call itself may be captured nevertheless
         maker.warn(f"{useless}: {why}")
     except FaultWarning:  # the user made warnings errors

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fuse.kernel.extents import LEAST, LEAST_LOWERED
-from fuse.runtime.call_keys import kind_of_sizes
+from fuse.runtime.call_keys import Key
 
 Shapes = tuple[tuple[int, ...], ...]
 LARGEST_KINDS = 16
@@ -28,15 +28,15 @@ class SizesSeen:
 
     def __init__(self) -> None:
         self._first: dict[Hashable, list[Shapes]] = {}
+        self._wide: dict[Hashable, set[tuple[int, int]]] = {}  # (tensor, dimension) that were not one
         self.remarks: dict[Hashable, set[Hashable]] = {}
         self.rehearsed: set[Hashable] = set()
 
-    def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int] | None:
+    def varying(self, kind: Key, leaves: Sequence[Any]) -> frozenset[int] | None:
         """The sizes of a call from 2 on that differ from those of earlier calls of its kind; None if no size differs.
 
         Records the call.
         """
-        kind = kind_of_sizes(leaves, structure)
         now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
         seen = self._first.setdefault(kind, [])
         found = {
@@ -49,13 +49,17 @@ class SizesSeen:
         differs = any(shapes != now for shapes in seen)
         if now not in seen and len(seen) < LARGEST_KINDS:
             seen.append(now)
+            wide = ((i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size != 1)
+            self._wide.setdefault(kind, set()).update(wide)
         while len(self._first) > LARGEST_KINDS:
-            del self._first[next(iter(self._first))]
+            oldest = next(iter(self._first))
+            del self._first[oldest], self._wide[oldest]
         return frozenset(found) if differs else None
 
-    def ones(self, leaves: Sequence[Any], structure: Any) -> tuple[tuple[int, int], ...]:
+    def ones(self, kind: Key, leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """(tensor, dimension) of the sizes of a call that are one, and were not in another call of its kind."""
         now = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
-        seen = self._first.get(kind_of_sizes(leaves, structure), [])
-        places = ((i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size == 1)
-        return tuple((i, d) for i, d in places if any(shapes[i][d] != 1 for shapes in seen))
+        wide = self._wide.get(kind, ())
+        return tuple(
+            (i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size == 1 and (i, d) in wide
+        )

@@ -422,11 +422,17 @@ def test_the_operator_stays_where_it_leaves_out_keys_or_draws(options: dict[str,
     assert_fuses(Scaled(**options), *three(18, 18), fired={"fuse_attention": 0})
 
 
-def test_the_operator_stays_where_it_makes_zeros_of_nan() -> None:
-    q, k, v = three(keys=5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("keys", [2, 3, 4, 5, 7, 8, 15, 16, 17])
+def test_rows_of_nan_and_without_keys_are_as_in_the_operator(keys: int, dtype: torch.dtype) -> None:
+    """Over fewer keys than a vector of ATen's has, a row of NaN gives zeros; with a mask it does not."""
+    q, k, v = (x.to(dtype) for x in three(keys=keys))
     q[0, 0, 0] = float("nan")
-    assert_fuses(Scaled(), q, k, v, fired={"fuse_attention": 0})
-    assert_fuses(Scaled(), q, k, v, torch.zeros(9, 5), fired={"fuse_attention": 1})
+    k[0, 1, keys // 2] = float("nan")
+    k[1, 0] = -torch.inf
+    q[1, 0, 0] = 1
+    assert_fuses(Scaled(), q, k, v, fired={"fuse_attention": 1})
+    assert_fuses(Scaled(), q, k, v, torch.zeros(9, keys, dtype=dtype), fired={"fuse_attention": 1})
 
 
 def test_the_operator_stays_where_a_gradient_wants_its_sums() -> None:

@@ -44,7 +44,8 @@ def compiled_sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every new size is captured and compiled at its first call, however many there are."""
-    monkeypatch.setattr(patience, "SETTLED", 1_000_000)
+    for several in ("SETTLED", "SETTLED_UNLIKE"):
+        monkeypatch.setattr(patience, several, 1_000_000)
     monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
 
 

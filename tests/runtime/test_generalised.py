@@ -28,7 +28,7 @@ from tests.runtime.test_sizes_at_random import coincidence, counter, slices
 @pytest.fixture(autouse=True)
 def _made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every new size gets its program at its first call."""
-    monkeypatch.setattr(patience.Patience, "expected", lambda *_: None)
+    monkeypatch.setattr(patience.Patience, "expected", lambda *_, **__: None)
     monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
 
 

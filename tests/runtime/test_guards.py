@@ -230,6 +230,33 @@ def test_a_parameter_as_argument_is_another_signature() -> None:
     assert not matches(guard, x)
 
 
+def test_a_call_at_other_sizes_differs_in_sizes_only() -> None:
+    """The short comparison agrees with the one of two guards."""
+    weight, x, y = (torch.randn(n) for n in (2, 3, 4))
+    calls = [
+        (x, y, 1),
+        (y, x, 1),
+        (x, x, 1),
+        (y, y, 1),
+        (weight, x, 1),
+        (y, weight, 1),
+        (x, y, 2),
+        (x, y),
+        (weight, weight, 1),
+    ]
+    known = frozenset([id(weight)])
+    for one in calls:
+        leaves, spec = flatten(one, {})
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        guard = call_guard(leaves, spec, tensors, [weight])
+        for other in calls:
+            other_leaves, other_spec = flatten(other, {})
+            same = len(other) == len(one) and guard.differs_in_sizes(
+                call_guard(other_leaves, other_spec, tensors, [weight])
+            )
+            assert guard.fits_at_other_sizes(other_leaves, other_spec, modes(), known) == same, (one, other)
+
+
 def test_keyword_arguments_and_nested_ones_are_matched_by_structure() -> None:
     guard = guard_of((X, {"a": X + 1}), flag=None)
     assert matches(guard, (X, {"a": X + 1}), flag=None)

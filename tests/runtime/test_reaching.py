@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
+from fuse.graph.capture import capture_short
 from fuse.runtime import making, patience
 from fuse.runtime.patience import Patience
 from fuse.runtime.reaching import LEAST_FURTHER
@@ -35,7 +37,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(making, "capture_short", capture)
     monkeypatch.setattr(making, "capture_joint", capture_joint)
-    monkeypatch.setattr(patience, "SETTLED", 1_000_000)
+    for several in ("SETTLED", "SETTLED_UNLIKE"):
+        monkeypatch.setattr(patience, several, 1_000_000)
     monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
     return made
 
@@ -55,6 +58,44 @@ def test_one_capture_further_out_serves_what_lies_between(
     assert len(made) == 2
     assert max(made) >= 30 + LEAST_FURTHER
     assert min(made) <= 12
+
+
+class Cache(nn.Module):
+    """Attention of one position to a cache, which grows by ``cat``."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.all, self.fused = nn.Linear(16, 48), fused
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.all(x).view(1, 1, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        if self.fused:
+            return F.scaled_dot_product_attention(q, keys, values), keys, values
+        return torch.softmax(q @ keys.mT / 8**0.5, -1) @ values, keys, values
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("length", [3, 20])
+def test_a_cache_that_grows_is_captured_at_few_lengths(
+    fused: bool, length: int, captures: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At two lengths, and further out; from two lengths it is seen how the layouts of arguments vary."""
+    monkeypatch.undo()
+    monkeypatch.setattr(making, "capture_short", lambda *args: captures.append(()) or capture_short(*args))
+    model = Cache(fused).eval()
+    compiled = fuse.compile(model)
+    keys, values = torch.randn(1, 2, length, 8), torch.randn(1, 2, length, 8)
+    served = 0
+    with torch.no_grad():
+        for _ in range(16):
+            x = torch.randn(1, 1, 16)
+            found, expected = compiled(x, keys, values), model(x, keys, values)
+            torch.testing.assert_close(found, expected)
+            _, keys, values = expected
+            served += not compiled.last_run.fallbacks
+    assert len(captures) <= 4  # a length that is another number of the model is captured, too
+    assert served >= 6
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -25,7 +25,7 @@ from tests.runtime.test_generalised import by_mode, count_too, loop, plain, posi
 @pytest.fixture(autouse=True)
 def _made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every new size gets its program at its first call."""
-    monkeypatch.setattr(patience.Patience, "expected", lambda *_: None)
+    monkeypatch.setattr(patience.Patience, "expected", lambda *_, **__: None)
     monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
+from fuse.runtime.call_keys import kind_of_sizes
 from fuse.runtime.module import Fused
 from fuse.runtime.varying import SizesSeen
 
@@ -316,21 +317,25 @@ def test_lazily_negated_tensors_are_read_as_such_at_every_size() -> None:
         torch.testing.assert_close(fused(x), Imaginary()(x))
 
 
+def _varying(seen: SizesSeen, leaves: list[Tensor]) -> frozenset[int] | None:
+    return seen.varying(kind_of_sizes(leaves, None), leaves)
+
+
 def test_a_size_varies_once_calls_differ_in_it() -> None:
     seen = SizesSeen()
-    assert seen.varying([torch.empty(5, 3, 16)], None) is None
-    assert seen.varying([torch.empty(7, 3, 16)], None) == frozenset({7})
-    assert seen.varying([torch.empty(7, 4, 16)], None) == frozenset({7, 4})
+    assert _varying(seen, [torch.empty(5, 3, 16)]) is None
+    assert _varying(seen, [torch.empty(7, 3, 16)]) == frozenset({7})
+    assert _varying(seen, [torch.empty(7, 4, 16)]) == frozenset({7, 4})
 
 
 def test_a_size_that_is_one_or_none_tells_nothing_and_calls_of_another_kind_do_not_vary() -> None:
     seen = SizesSeen()
-    assert seen.varying([torch.empty(0, 3, 16)], None) is None
-    assert seen.varying([torch.empty(1, 3, 16)], None) == frozenset()
-    assert seen.varying([torch.empty(7, 3, 16)], None) == frozenset({7})
-    assert seen.varying([torch.empty(1, 3, 16)], None) == frozenset()
-    assert seen.varying([torch.empty(8, 3, 16, dtype=torch.float64)], None) is None
-    assert seen.varying([torch.empty(8, 3)], None) is None
+    assert _varying(seen, [torch.empty(0, 3, 16)]) is None
+    assert _varying(seen, [torch.empty(1, 3, 16)]) == frozenset()
+    assert _varying(seen, [torch.empty(7, 3, 16)]) == frozenset({7})
+    assert _varying(seen, [torch.empty(1, 3, 16)]) == frozenset()
+    assert _varying(seen, [torch.empty(8, 3, 16, dtype=torch.float64)]) is None
+    assert _varying(seen, [torch.empty(8, 3)]) is None
 
 
 def test_the_taps_of_a_window_are_no_sizes() -> None:
