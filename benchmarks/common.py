@@ -96,7 +96,7 @@ def processor_seconds() -> float:
 
 def without_optimising() -> None:
     """From here on, compile kernels much faster, to slower code, for runs that only look at values."""
-    options = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O3")
+    options = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O2")
     toolchain.REQUIRED_OPTIONS = (*options, "-O0")
 
 

@@ -4,8 +4,8 @@
     model         -> first call, its kernels in no cache -> the units that were compiled -> each compiled again
 
 Processor seconds: of the calls in this process, of the compilers that it started, and of the same units read and
-checked only (headers and syntax), compiled without optimising, with -O2, with -O3 (as fuse does), and linked. Other
-programs hardly matter to them.
+checked only (headers and syntax), compiled without optimising, as fuse does, and linked. Other programs hardly matter
+to them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ MODELS = ("lstm_loop", "ligru", "lstm_layernorm", "transformer_encoder", "mobile
 WAYS: dict[str, tuple[str, ...]] = {
     "read": ("-fsyntax-only",),
     "O0": ("-O0", "-c"),
-    "O2": ("-O2", "-c"),
-    "O3": ("-O3", "-c"),
+    "as fuse does": ("-O2", "-c"),
 }
 
 
@@ -59,7 +58,7 @@ def compiled_again(source: str, options: tuple[str, ...], directory: Path) -> di
     """Processor seconds of one unit, compiled in each way, and of linking it."""
     compiler = toolchain.find()
     (directory / toolchain.SOURCE_NAME).write_text(source, encoding="utf-8", errors="surrogateescape")
-    required = [option for option in toolchain.REQUIRED_OPTIONS if option not in ("-O3", "-shared")]
+    required = [option for option in toolchain.REQUIRED_OPTIONS if option not in ("-O2", "-shared")]
     found = {}
     for name, way in WAYS.items():
         target = [] if name == "read" else ["-o", "unit.o"]

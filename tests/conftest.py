@@ -31,7 +31,7 @@ def _seeded() -> None:
 
 @contextmanager
 def without_optimising() -> Iterator[None]:
-    others = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O3")
+    others = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O2")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(toolchain, "REQUIRED_OPTIONS", (*others, "-O0"))
         yield

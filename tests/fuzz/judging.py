@@ -152,7 +152,7 @@ def _drawn(program: Program, loops: list[bool], unoptimised: bool) -> Iterator[N
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(making, "run_passes", noted)
         if unoptimised:
-            options = tuple(o for o in toolchain.REQUIRED_OPTIONS if o != "-O3")
+            options = tuple(o for o in toolchain.REQUIRED_OPTIONS if o != "-O2")
             patched.setattr(toolchain, "REQUIRED_OPTIONS", (*options, "-O0"))
         if program.shared_out:
             patched.setattr(emit, "PARALLEL_WORK", 1)

@@ -410,6 +410,20 @@ def test_many_pieces_and_pieces_that_wait_for_a_product_are_right() -> None:
     )
 
 
+def factors_of_one_norm(h: Tensor, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    norm = functional.layer_norm(h + x, (32,))
+    return torch.tanh((norm.sin() @ v) * norm + (norm.exp() @ w).mean(1, keepdim=True))
+
+
+def test_factors_of_products_are_computed_together_where_they_share_work() -> None:
+    together = Example(factors_of_one_norm, [torch.randn(3, 32)], [torch.randn(4, 3, 32)], [weight(32, 32) / 6, weight(32, 32) / 6])
+    _, kernel, _ = lowered(together)
+    before_products = kernel.source[kernel.source.index("t < steps") :].partition("fuse_product")[0]
+    assert ("fuse_sin(" in before_products, "fuse_exp(" in before_products) == (True, True)
+    assert before_products.count("fuse_sqrt(") == 1
+    assert_same_as_its_steps(together)
+
+
 def test_a_small_step_runs_on_one_thread() -> None:
     _, kernel, _ = lowered(example(lstm, 4, 1, 32))
     assert not kernel.parallel

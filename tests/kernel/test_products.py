@@ -48,7 +48,7 @@ def test_sums_stay_in_registers(
     source = tmp_path / "product.cpp"
     source.write_text(header + SOURCE.format(rows=rows, gates=gates))
     compiler = toolchain.find()
-    command = [*compiler.command, "-std=c++20", "-O3", "-ffp-contract=off", *options, "-S", "-o", "-", str(source)]
+    command = [*compiler.command, *toolchain.REQUIRED_OPTIONS, *options, "-S", "-o", "-", str(source)]
     loop = innermost_loop(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert sum("fmadd" in line for line in loop) == multiplications
     assert not [line for line in loop if "mov" in line and "sp)" in line], "sums go through memory"

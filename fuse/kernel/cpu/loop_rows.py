@@ -10,7 +10,7 @@ loop if a row of the batch reads another row, if there is no batch, or if a cond
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fuse.graph.loop import Stop
@@ -30,11 +30,11 @@ from fuse.kernel.cpu.loop_frame import (
 )
 from fuse.kernel.cpu.product_frame import PACKING, PANEL
 from fuse.kernel.extents import is_one
-from fuse.kernel.index import Affine
+from fuse.kernel.index import Affine, NotAffine
 from fuse.kernel.ir import Statement
 from fuse.kernel.loop_nests import Destination, Frame, lasts_of, nest, results_of, starts_of
-from fuse.kernel.loop_stages import Kept, StepProduct
-from fuse.kernel.traversals import within_stage
+from fuse.kernel.loop_stages import StepProduct
+from fuse.kernel.traversals import WORTH_KEEPING, within_stage
 from fuse.kernel.values import Input, Map, Reduce, Value
 
 _INDENT = "    "
@@ -53,12 +53,9 @@ def rows_text(frame: Frame, name: str) -> ThreadFunction:
     sources, start_names, starts = starts_of(frame)
     before = nest(sources, start_names, starts, {})
     after = nest(frame.states, step.names, lasts_of(frame), {})
-    early = _early(frame)
     stages: list[_Nest | StepProduct] = [
-        stage if isinstance(stage, StepProduct) else _nest(frame, [_kept(frame, stage), *early.get(number, [])])
-        for number, stage in enumerate(step.stages)
+        stage if isinstance(stage, StepProduct) else _nest(frame, stage) for stage in _in_order(frame)
     ]
-    stages.append(_nest(frame, early[len(step.stages)]))
     products = [s for s in stages if isinstance(s, StepProduct)]
     nests = [s for s in stages if not isinstance(s, StepProduct)]
     stop = frame.spec.stop
@@ -118,41 +115,76 @@ def _stopping(frame: Frame, stop: Stop) -> list[str]:
 
 
 def _nest(frame: Frame, destinations: Sequence[Destination]) -> _Nest:
-    return nest(frame.step.inputs, frame.step.names, destinations, frame.step.value_names)
+    """The loops of destinations that read nothing of one another: one nest where they fit, else one for each."""
+    step = frame.step
+    try:
+        return nest(step.inputs, step.names, destinations, step.value_names)
+    except NotAffine:
+        if len(destinations) == 1:
+            raise
+        return [s for one in destinations for s in nest(step.inputs, step.names, [one], step.value_names)]
 
 
-def _early(frame: Frame) -> dict[int, list[Destination]]:
-    """Results by the stage whose nest computes them: a stage with which they share work, or after all stages.
+def _in_order(frame: Frame) -> list[StepProduct | list[Destination]]:
+    """The products of a step, and what is computed together before, between and after them: values that share work.
 
-    kept = cat(f(add), g(add));  sums = kept @ w;  y = h(add)      ->      kept and y;  sums
+    x = f(sum(a));  p = x @ v;  y = g(sum(a));  q = y @ w;  z = h(x, p)      ->      x and y;  p;  q;  z
+
+    Without this, each factor of a product would compute again all that it is made of.
     """
-    stages = frame.step.stages
-    found: dict[int, list[Destination]] = {len(stages): []}
-    number_of = {stage.result.position: number for number, stage in enumerate(stages)}
-    below = {number: _work(stage.value) for number, stage in enumerate(stages) if isinstance(stage, Kept)}
-    for result in results_of(frame):
-        same = number_of.get(result.value.position) if isinstance(result.value, Input) else None
-        if same in below:
-            kept = stages[same]
-            assert isinstance(kept, Kept)
-            found.setdefault(same, []).append(replace(result, value=kept.value))
+    found: list[StepProduct | list[Destination]] = []
+    stored: dict[int, int] = {}  # position of an input -> the place in ``found`` that stores it
+    kept: dict[int, Value] = {}
+    work: dict[int, dict[int, Value]] = {}
+
+    def together(value: Value, least: int) -> list[Destination] | None:
+        """The first place that has all that ``value`` reads, and shares work that costs at least ``least``."""
+        read = within_stage([value], through_reductions=True)
+        ready = max((stored.get(v.position, -1) for v in read if isinstance(v, Input)), default=-1)
+        own = _work(value)
+        places = (n for n, done in work.items() if n > ready and _cost(done[i] for i in done.keys() & own) >= least)
+        place = next(places, None)
+        if place is None:
+            return None
+        work[place] |= own
+        destinations = found[place]
+        assert isinstance(destinations, list)
+        return destinations
+
+    for stage in frame.step.stages:
+        if isinstance(stage, StepProduct):
+            found.append(stage)
+            stored[stage.result.position] = len(found) - 1
             continue
-        read = within_stage([result.value], through_reductions=True)
-        ready = max((number_of.get(v.position, -1) for v in read if isinstance(v, Input)), default=-1)
-        own = _work(result.value)
-        stage = next((number for number, work in below.items() if number > ready and work & own), len(stages))
-        found.setdefault(stage, []).append(result)
-    return found
+        destinations = together(stage.value, WORTH_KEEPING)
+        if destinations is None:
+            work[len(found)] = _work(stage.value)
+            destinations = []
+            found.append(destinations)
+        destinations.append(Destination(stage.value, frame.name(stage.result), stage.result.strides))
+        stored[stage.result.position] = next(n for n, one in enumerate(found) if one is destinations)
+        kept[stage.result.position] = stage.value
+    last: list[Destination] = []
+    for result in results_of(frame):
+        position = result.value.position if isinstance(result.value, Input) else -1
+        if position in kept:
+            destinations = found[stored[position]]
+            assert isinstance(destinations, list)
+            destinations.append(replace(result, value=kept[position]))
+        else:
+            (together(result.value, 1) or last).append(result)
+    return [*found, last]
 
 
-def _work(value: Value) -> set[int]:
-    """The ids of all maps and reductions below ``value``, copies left out."""
+def _work(value: Value) -> dict[int, Value]:
+    """All maps and reductions below ``value``, by id, copies left out."""
     below = within_stage([value], through_reductions=True)
-    return {id(v) for v in below if isinstance(v, (Map, Reduce)) and not (isinstance(v, Map) and v.is_copy)}
+    return {id(v): v for v in below if isinstance(v, (Map, Reduce)) and not (isinstance(v, Map) and v.is_copy)}
 
 
-def _kept(frame: Frame, stage: Kept) -> Destination:
-    return Destination(stage.value, frame.name(stage.result), stage.result.strides)
+def _cost(values: Iterable[Value]) -> int:
+    """The cost of values for an element; a reduction costs as much as is worth computing once."""
+    return sum(v.cost if isinstance(v, Map) else WORTH_KEEPING for v in values)
 
 
 # ---- products ------------------------------------------------------------------------------------------------------
