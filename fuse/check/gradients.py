@@ -9,7 +9,7 @@ If autograd has no gradient of the pattern's operators, the finite differences a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ def _like_autograds(
         wanted = plain(*arguments)
     except Exception:  # autograd has none
         return 0, ""
-    size = cache(lambda: sizes_of([plain, gradients(by_rule)], arguments, FLOAT64))
+    size = cache(partial(sizes_of, [plain, gradients(by_rule)], arguments, FLOAT64))
     count = 0
     for place, (name, have, want) in enumerate(zip(names, mine, wanted, strict=True)):
         if have is None and want is None:

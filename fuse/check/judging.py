@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def judged_call(pattern: Pattern, arguments: Sequence[Any], environment: Environ
         if len(found) != len(wanted):
             return Trial("wrong", f"replace gives {len(found)} results, the pattern {len(wanted)}")
         exact = in_float64(function, arguments)
-    size = cache(lambda: sizes_of([function, replace], arguments, unit_of(wanted)))
+    size = cache(partial(sizes_of, [function, replace], arguments, unit_of(wanted)))
     for number, (mine, want) in enumerate(zip(found, wanted, strict=True)):
         if (mine.dtype, mine.shape) != (want.dtype, want.shape):
             return Trial("raised", f"replace gives {_kind(mine)}, the pattern {_kind(want)}")
@@ -76,7 +76,7 @@ def runs(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -
 
 
 def difference(
-    name: str, mine: Tensor, eager: Tensor, reference: Tensor | None, size: Callable[[], Tensor | None]
+    name: str, mine: Tensor, eager: Tensor, reference: Tensor | None, size: Callable[[int], Tensor | None]
 ) -> str:
     """The difference of ``mine`` from ``eager`` beyond rounding, or ''; ``reference`` is the float64 result."""
     usable = reference is not None and reference.shape == eager.shape
@@ -105,12 +105,12 @@ def as_float64(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() else tensor.clone()
 
 
-def sizes_of(functions: Sequence[Function], arguments: Sequence[Any], unit: float) -> list[Tensor | None]:
+def sizes_of(functions: Sequence[Function], arguments: Sequence[Any], unit: float, runs: int) -> list[Tensor | None]:
     """The sizes of the results of ``functions``, which compute the same, in float64: the largest of each."""
     found: list[Tensor | None] = []
     for function in functions:
         exact = in_float64(function, arguments)
-        for place, size in enumerate(_sizes(function, arguments, exact, unit) if exact is not None else []):
+        for place, size in enumerate(_sizes(function, arguments, exact, unit, runs) if exact is not None else []):
             if place == len(found):
                 found.append(size)
             elif size is not None:
@@ -120,7 +120,7 @@ def sizes_of(functions: Sequence[Function], arguments: Sequence[Any], unit: floa
 
 
 def _sizes(
-    function: Function, arguments: Sequence[Any], exact: Sequence[Tensor | None], unit: float
+    function: Function, arguments: Sequence[Any], exact: Sequence[Tensor | None], unit: float, runs: int
 ) -> Sequence[Tensor | None]:
     def run(mode: Jittered) -> list[Tensor | None]:
         given = pytree.tree_map_only(Tensor, lambda one: as_float64(one).contiguous(), list(arguments))
@@ -129,7 +129,7 @@ def _sizes(
             return list(results(function, given))
 
     try:
-        return sizes(run, exact, unit)
+        return sizes(run, exact, unit, runs)
     except Exception:  # the function may fail on other numbers
         return []
 
@@ -176,11 +176,11 @@ def within(function: Function, environment: Environment) -> Function:
     return run
 
 
-def numbered(size: Callable[[], Sequence[Tensor | None]], number: int) -> Callable[[], Tensor | None]:
+def numbered(size: Callable[[int], Sequence[Tensor | None]], number: int) -> Callable[[int], Tensor | None]:
     """The size of result ``number``, if it has one."""
 
-    def one() -> Tensor | None:
-        found = size()
+    def one(runs: int) -> Tensor | None:
+        found = size(runs)
         return found[number] if number < len(found) else None
 
     return one

@@ -184,7 +184,7 @@ def check(
         assert run is not None
         compiled = fused.compiled
         rounding = _coarsest(compiled)
-        judged = exact, atol, rtol, rounding, cache(lambda: _sizes(call, eager, exact, seed, train, draws, rounding))
+        judged = exact, atol, rtol, rounding, cache(partial(_sizes, call, eager, exact, seed, train, draws, rounding))
         comparisons = _compare_all(first, eager, *judged)
         problems = [f"{c.name}: {c.problem}" for c in comparisons if c.problem]
         problems += _structure_problems(first, eager)
@@ -375,13 +375,13 @@ def _compare_all(
     atol: float | None,
     rtol: float | None,
     rounding: float,
-    sizes: Callable[[], Mapping[str, Tensor]],
+    sizes: Callable[[int], Mapping[str, Tensor]],
 ) -> list[Comparison]:
     mine, theirs, best = _values(fused), _values(eager), _values(exact) if exact else {}
     found = []
     for name, value in theirs.items():
         if name in mine:
-            size = partial(lambda name: sizes().get(name), name)
+            size = partial(lambda name, runs: sizes(runs).get(name), name)
             pair = name, mine[name], value, best.get(name)
             found.append(compare(*pair, atol=atol, rtol=rtol, size=size, rounding=rounding))
     return found
@@ -401,8 +401,9 @@ def _sizes(
     train: bool,
     draws: RecordedDraws,
     rounding: float,
+    runs: int,
 ) -> dict[str, Tensor]:
-    """The size of each element after a run; empty if the run fails on perturbed numbers."""
+    """The size of each element, by so many ``runs`` on other numbers; empty if the call fails on these."""
     values = _values(exact or eager)
     dtypes = [value.dtype for value in _values(eager).values() if value.is_floating_point()]
     unit = max([rounding, *(torch.finfo(dtype).eps for dtype in dtypes)])
@@ -416,7 +417,7 @@ def _sizes(
         return [found.get(name) for name in values]
 
     try:
-        found = sizes(run, list(values.values()), unit)
+        found = sizes(run, list(values.values()), unit, runs)
     except Exception:  # the model may fail on other numbers
         return {}
     return {name: size for name, size in zip(values, found, strict=True) if size is not None}

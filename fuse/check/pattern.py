@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -217,7 +217,7 @@ def _gradients(found: Verification, sample: Sample) -> Counterexample | None:
         wanted, given = (one(*wide) for one in functions)
     except Exception:  # one of them has no gradient
         return None
-    size = cache(lambda: sizes_of(functions, wide, FLOAT64))
+    size = cache(partial(sizes_of, functions, wide, FLOAT64))
     for place, (want, have) in enumerate(zip(wanted, given, strict=True)):
         if (want is None) != (have is None):
             return Counterexample(str(sample), "one of pattern and replace has a gradient where the other has none")
@@ -352,7 +352,7 @@ def _wrong(
         except Exception as error:  # the user's replacement may raise anything
             return Trial("raised", f"replace fails, {said(error)}")
         exact = _in_float64(before, function, arguments) or [None] * len(eager)
-    size = cache(lambda: sizes_of([before, after], tensors, unit_of(eager)))
+    size = cache(partial(sizes_of, [before, after], tensors, unit_of(eager)))
     for number, (result, want, reference) in enumerate(zip(mine, eager, exact, strict=True)):
         if problem := difference(f"result {number}", result, want, reference, numbered(size, number)):
             return Trial("wrong", problem)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from fuse.check.compare import compare
 from fuse.check.draws import RecordedDraws, Replayed
 from fuse.check.oracle import check
-from fuse.check.sizes import Jittered, sizes
+from fuse.check.sizes import ALL, FEW, Jittered, sizes
 from fuse.graph.function import Function
 
 UNIT = torch.finfo(torch.float32).eps
 
 
-def sizes_of(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, Tensor]:
+def sizes_of(function: Callable[..., Tensor], *given: Tensor, runs: int = ALL) -> tuple[Tensor, Tensor]:
     """The result of ``function`` in float64, and the size of its elements."""
     exact = function(*(one.double() for one in given))
 
@@ -28,7 +28,7 @@ def sizes_of(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, T
         with mode:
             return [function(*moved)]
 
-    (size,) = sizes(run, [exact], UNIT)
+    (size,) = sizes(run, [exact], UNIT, runs)
     return exact, size
 
 
@@ -36,7 +36,7 @@ def test_a_wrong_tiny_element_is_found_beside_a_large_one() -> None:
     x = torch.tensor([1e6, 1e-3])
     exact, size = sizes_of(torch.exp2, torch.log2(x))
     wrong = torch.tensor([1e6, 1.01e-3])
-    assert "at (1,)" in compare("y", wrong, x, exact, size=lambda: size).problem
+    assert "at (1,)" in compare("y", wrong, x, exact, size=lambda _: size).problem
     assert not compare("y", wrong, x, exact).problem  # without sizes all are held to the largest
 
 
@@ -45,8 +45,8 @@ def test_an_error_of_a_tenth_is_found_in_half_precision(dtype: torch.dtype) -> N
     x = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(dtype)
     eager = torch.tanh(x) * 2
     exact, size = torch.tanh(x.double()) * 2, 2 * torch.tanh(x.double()).abs()
-    assert not compare("y", (torch.tanh(x.float()) * 2).to(dtype), eager, exact, size=lambda: size).problem
-    assert compare("y", torch.tanh(x) * 2.2, eager, exact, size=lambda: size).problem
+    assert not compare("y", (torch.tanh(x.float()) * 2).to(dtype), eager, exact, size=lambda _: size).problem
+    assert compare("y", torch.tanh(x) * 2.2, eager, exact, size=lambda _: size).problem
 
 
 def test_a_sum_whose_terms_cancel_is_held_to_the_terms() -> None:
@@ -55,9 +55,9 @@ def test_a_sum_whose_terms_cancel_is_held_to_the_terms() -> None:
     assert 300 < size[0] < 3000
     assert 1 < size[1] < 10
     off = torch.tensor([1e-4, 2.0])
-    assert not compare("y", off, exact.float(), exact, size=lambda: size).problem
-    assert "at (0,)" in compare("y", torch.tensor([1e-2, 2.0]), exact.float(), exact, size=lambda: size).problem
-    assert "at (1,)" in compare("y", torch.tensor([0.0, 2.0001]), exact.float(), exact, size=lambda: size).problem
+    assert not compare("y", off, exact.float(), exact, size=lambda _: size).problem
+    assert "at (0,)" in compare("y", torch.tensor([1e-2, 2.0]), exact.float(), exact, size=lambda _: size).problem
+    assert "at (1,)" in compare("y", torch.tensor([0.0, 2.0001]), exact.float(), exact, size=lambda _: size).problem
 
 
 def test_a_gradient_that_is_exactly_zero_may_be_computed_as_rounding() -> None:
@@ -72,8 +72,8 @@ def test_a_gradient_that_is_exactly_zero_may_be_computed_as_rounding() -> None:
     exact, size = sizes_of(gradient, torch.tensor([[0.3], [0.7]]))
     assert (exact == 0).all()
     near = torch.full((2, 1), 1e-7)
-    assert not compare("gradient", near, exact.float(), exact, size=lambda: size).problem
-    assert compare("gradient", near * 1000, exact.float(), exact, size=lambda: size).problem
+    assert not compare("gradient", near, exact.float(), exact, size=lambda _: size).problem
+    assert compare("gradient", near * 1000, exact.float(), exact, size=lambda _: size).problem
 
 
 def test_what_a_batch_norm_saves_for_its_gradient_is_rounded() -> None:
@@ -92,11 +92,30 @@ def test_what_a_batch_norm_saves_for_its_gradient_is_rounded() -> None:
 
 
 def test_sizes_are_asked_only_where_magnitudes_do_not_explain_an_error() -> None:
-    def never() -> Tensor | None:
+    def never(_: int) -> Tensor | None:
         raise AssertionError
 
     x = torch.tensor([1e6, 1e-3])
     assert not compare("y", x * (1 + UNIT), x, x.double(), size=never).problem
+
+
+def test_few_runs_tell_rounding_and_all_are_made_before_an_error_is_named() -> None:
+    x = torch.randn(50, 200, generator=torch.Generator().manual_seed(0))
+    x[:, 0] -= x.sum(1)
+    exact, all_runs = sizes_of(lambda x: x.sum(1), x)
+    _, few = sizes_of(lambda x: x.sum(1), x, runs=FEW)
+    assert (few <= all_runs).all()
+    asked: list[int] = []
+
+    def size(runs: int) -> Tensor:
+        asked.append(runs)
+        return few if runs == FEW else all_runs
+
+    eager = exact.float()
+    assert not compare("y", eager + UNIT, eager, exact, size=size).problem
+    assert asked == [FEW]
+    assert "at (3,)" in compare("y", eager + 1e-3 * (torch.arange(50) == 3), eager, exact, size=size).problem
+    assert asked == [FEW, FEW, ALL]
 
 
 @pytest.mark.parametrize("train", [False, True])
