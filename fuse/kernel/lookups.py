@@ -74,7 +74,7 @@ def index_by_tensor(call: Call) -> Value:
     used = [d for d, positions in enumerate(indices) if positions is not None]
     positions, wraps = positions_of(indices[used[0]]), len(used) == 1
     if not wraps:
-        table, positions = _together(table, used, [positions_of(indices[d]) for d in used])
+        table, positions = together(table, used, [positions_of(indices[d]) for d in used])
     dim = used[0] if used == list(range(used[0], used[-1] + 1)) else 0  # apart, their dimensions come first
     rank = len(positions.shape)
 
@@ -87,7 +87,7 @@ def index_by_tensor(call: Call) -> Value:
     return Gather(call.shape, call.dtype, table, positions, dim, position_index, rest, wraps)
 
 
-def _together(table: Input, dims: Sequence[int], positions: Sequence[Value]) -> tuple[Input, Value]:
+def together(table: Input, dims: Sequence[int], positions: Sequence[Value]) -> tuple[Input, Value]:
     """The table with ``dims`` joined to one dimension of stride 1, and the positions along it.
 
     A joint position is the offset in memory of the positions in ``dims``. It is out of range if one of them is.

@@ -51,8 +51,17 @@ TABLES = (
     aten.index.Tensor,
     aten.embedding.default,
     aten.nll_loss_forward.default,
+    aten.index_put.default,
+    aten._index_put_impl.default,
+    aten._unsafe_index_put.default,
+    aten.index_copy.default,
+    aten.index_add.default,
+    aten.index_fill.int_Scalar,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter_add.default,
 )
-"""Operators that index their first argument by positions; it must be in memory."""
+"""Operators that read or write their first argument at positions; it must be in memory."""
 
 
 def read_step(

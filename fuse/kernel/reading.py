@@ -21,6 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from fuse.devices import has_kernels
 from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     attention,
+    computed_places,
     convolutions,
     elementwise,
     lookups,

@@ -1,0 +1,212 @@
+"""Recipes of operators that write at computed positions: ``index_put``, ``index_copy``, ``index_add``, ``scatter``.
+
+    index_copy(x, 0, i, y)   ->   y[0] where row == i[0], else x           one row
+    index_put(x, [i], 1)     ->   1 where row is any of i, else x          one number in many places
+
+Every element is computed, and compares its place with the positions. Positions are checked as those of look-ups,
+because the element that was there is looked up. Declined for several rows of values, whose order would matter where
+positions are equal, and where comparing would take longer than writing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+
+from fuse.kernel.dtypes import register
+from fuse.kernel.expressions import Parameter, fn, select
+from fuse.kernel.extents import pinned
+from fuse.kernel.index import ZERO, Index
+from fuse.kernel.lookups import positions_of, table_of, together
+from fuse.kernel.recipes import Call, Unsupported, apply, convert, recipe, rounded
+from fuse.kernel.values import Constant, Gather, Input, Iota, Map, Reduce, Reindex, Shape, Value, expand, view
+
+MOST_COMPARED = 2**16
+"""The most elements of a result times the positions that each is compared with."""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where an operator writes.
+
+    ``positions`` are positions along dimension ``dim`` of ``table``; ``here`` has that of each element. ``several`` is
+    the shape of the positions that an element is compared with; ``at`` and ``rest`` map the element's index, ``at``
+    with the index into ``several``, to those into ``positions`` and into the other dimensions of ``table``.
+    """
+
+    table: Input
+    dim: int
+    positions: Value
+    wraps: bool
+    here: Value
+    several: Shape
+    at: Callable[[Index, Index], Index]
+    rest: Callable[[Index], Index]
+
+    def compared(self, shape: Shape) -> tuple[Value, Value]:
+        """Whether elements of ``shape``, which ends in ``several``, are written, and what was there."""
+        rank = len(shape) - len(self.several)
+
+        def position_index(index: Index) -> Index:
+            return self.at(index[:rank], index[rank:])
+
+        before = Gather(
+            shape,
+            self.table.dtype,
+            self.table,
+            self.positions,
+            self.dim,
+            position_index,
+            lambda index: self.rest(index[:rank]),
+            self.wraps,
+        )
+        at: Value = Reindex(shape, torch.int64, self.positions, lambda index, extents: position_index(index))
+        if self.wraps:
+            extent = self.table.shape[self.dim]
+            at = apply(lambda position: select(position < 0, position + extent, position), [at], torch.int64, shape)
+        here = Reindex(shape, torch.int64, self.here, lambda index, extents: index[:rank])
+        equal = fn.equal(Parameter(torch.int64, 0), Parameter(torch.int64, 1))
+        return Map(shape, torch.bool, equal, (here, at, before)), before
+
+
+def _written(call: Call, places: _Places, piece: Value, piece_at: Callable[[Index], Index], adds: bool) -> Value:
+    """The written tensor; ``piece_at`` maps an element's index to that of the one value for it."""
+    shape, dtype, whole = call.shape, call.dtype, call.tensor("self")
+    if whole.dtype != dtype or piece.dtype != dtype or (dtype is torch.bool and adds):
+        raise Unsupported("a write in another dtype")
+    count, ones = math.prod(places.several), tuple(1 for _ in places.several)
+    if count == 1:
+        written, before = places.compared((*shape, *ones))
+        new: Value = Reindex(shape, dtype, piece, lambda index, extents: piece_at(index))
+        if adds:
+            new = apply(operator.add, [view(before, shape), new], dtype, shape)
+        return _chosen(view(written, shape), new, whole)
+    if adds or not (isinstance(piece, Constant) or math.prod(piece.shape) == 1):
+        raise Unsupported("a write of several values at computed positions")
+    if count * math.prod(shape) > MOST_COMPARED:
+        raise Unsupported("a write at many computed positions")
+    written, _ = places.compared((*shape, *places.several))
+    dims = tuple(range(len(shape), len(shape) + len(ones)))
+    hit = view(Reduce((*shape, *ones), torch.bool, written, dims, "any"), shape)
+    return _chosen(hit, expand(view(piece, ()), shape), whole)
+
+
+def _share_memory(table: Input, dims: Sequence[int]) -> bool:
+    """Whether two positions in ``dims``, whose sizes are known, may be one place in memory."""
+    reached = 0
+    for stride, extent in sorted((pinned(table.strides[d]), pinned(table.shape[d])) for d in dims):
+        if extent > 1 and stride <= reached:
+            return True
+        reached += (extent - 1) * stride
+    return False
+
+
+def _chosen(written: Value, new: Value, whole: Value) -> Value:
+    wide = register(new.dtype)
+    formula = select(Parameter(torch.bool, 0), Parameter(wide, 1), Parameter(wide, 2))
+    return Map(new.shape, new.dtype, formula, (written, new, whole))
+
+
+@recipe("index_copy", "index_add", "index_fill.int_Scalar")
+def along_a_dimension(call: Call) -> Value:
+    """Slices at a vector of positions."""
+    table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
+    if not table.shape or call.arguments.get("alpha", 1) != 1:
+        raise Unsupported("indexing a scalar, or a factor")
+    dim = call["dim"] % len(table.shape)
+    places = _Places(
+        table,
+        dim,
+        view(positions, (math.prod(positions.shape),)),
+        False,
+        Iota(call.shape, torch.int64, dim, 0, 1),
+        (math.prod(positions.shape),),
+        lambda index, among: among,
+        lambda index: index[:dim] + index[dim + 1 :],
+    )
+    return _written(call, places, *_piece(call, dim), call.op._opname == "index_add")
+
+
+@recipe("scatter.src", "scatter.value", "scatter_add")
+def each_element(call: Call) -> Value:
+    """Elements, each at its own position along a dimension."""
+    table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
+    if not table.shape:
+        raise Unsupported("indexing a scalar")
+    dim = call["dim"] % len(table.shape)
+    count = positions.shape[dim]
+    if positions.shape != (*table.shape[:dim], count, *table.shape[dim + 1 :]):
+        raise Unsupported("positions for a part of the tensor only")
+    places = _Places(
+        table,
+        dim,
+        positions,
+        False,
+        Iota(call.shape, torch.int64, dim, 0, 1),
+        (count,),
+        lambda index, among: (*index[:dim], *among, *index[dim + 1 :]),
+        lambda index: index[:dim] + index[dim + 1 :],
+    )
+    return _written(call, places, *_piece(call, dim), call.op._opname == "scatter_add")
+
+
+def _piece(call: Call, dim: int) -> tuple[Value, Callable[[Index], Index]]:
+    """What is written, and the index of the value for an element if there is one value along ``dim``."""
+    name = next((name for name in ("source", "src") if name in call.arguments), None)
+    if name is None:
+        return Constant((), call.dtype, rounded(call["value"], call.dtype)), lambda index: ()
+    piece = call.tensor(name)
+    if len(piece.shape) != len(call.shape):
+        raise Unsupported("a scalar is written")
+    if call.op._opname.startswith("scatter") and piece.shape != call.tensor("index").shape:
+        raise Unsupported("more values than positions")
+    return piece, lambda index: (*index[:dim], ZERO, *index[dim + 1 :])
+
+
+@recipe("index_put", "_index_put_impl", "_unsafe_index_put")
+def index_put(call: Call) -> Value:
+    """``x[:, positions] = values`` and ``x[first, second] = values``; a boolean mask has no kernel."""
+    table, indices = table_of(call, "self"), call["indices"]
+    used = [d for d, positions in enumerate(indices) if positions is not None]
+    if used != list(range(used[0], used[-1] + 1)):
+        raise Unsupported("a write by tensors for dimensions that are apart")
+    positions, wraps, dim = positions_of(indices[used[0]]), len(used) == 1, used[0]
+    here: Value = Iota(call.shape, torch.int64, dim, 0, 1)
+    joined = table
+    if not wraps:
+        joined, positions = together(table, used, [positions_of(indices[d]) for d in used])
+        if _share_memory(table, used):
+            raise Unsupported("a write to elements that share memory")
+        steps = [pinned(stride) for stride in table.strides if isinstance(stride, int)]
+        rows = [Iota(call.shape, torch.int64, d, 0, steps[d]) for d in used]
+        here = apply(lambda *parts: reduce(operator.add, parts), rows, torch.int64, call.shape)
+    many = positions.shape
+    places = _Places(
+        joined,
+        dim,
+        positions,
+        wraps,
+        here,
+        many,
+        lambda index, among: among,
+        lambda index: index[:dim] + index[dim + len(used) :],
+    )
+    whole = (*call.shape[:dim], *many, *call.shape[dim + len(used) :])
+    piece = call.tensor("values")
+    if not isinstance(piece, Constant) and math.prod(piece.shape) != 1:
+        piece = expand(piece, whole)
+        ahead = tuple(ZERO for _ in many)
+        return _written(
+            call,
+            places,
+            piece,
+            lambda index: (*index[:dim], *ahead, *index[dim + len(used) :]),
+            adds=call["accumulate"],
+        )
+    number = convert(view(piece, ()), call.dtype)
+    return _written(call, places, number, lambda index: (), adds=call["accumulate"])

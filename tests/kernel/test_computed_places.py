@@ -1,0 +1,162 @@
+"""Operators that write at computed positions are kernels, alone and in loops, if they write one row or one number."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.graph.function import Function
+
+ROWS, WIDTH, STEPS = 6, 8, 10
+
+
+def copied(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_copy(0, i, y)
+
+
+def copied_by_column(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.t().index_copy(1, i, y.t())
+
+
+def added(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_add(0, i, y)
+
+
+def filled(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_fill(0, i, 3.0) + y
+
+
+def put(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_put((i,), y)
+
+
+def put_from_the_end(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_put((i - ROWS,), y)
+
+
+def put_in_columns(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    m = m.clone()
+    m[:, i] = y[0, :1]
+    return m
+
+
+def put_and_added(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_put((i,), y, accumulate=True)
+
+
+def put_by_two(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_put((i, i + 1), y[0, 0])
+
+
+def put_by_two_where_rows_share_memory(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m[:, :1].expand(ROWS, WIDTH).index_put((i, i + 1), y[0, 0])
+
+
+def scattered(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.scatter(0, i[:, None].expand(1, WIDTH), y)
+
+
+def scattered_and_added(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.scatter_add(0, i[:, None].expand(1, WIDTH), y)
+
+
+def one_number_in_many_places(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    places = torch.stack([i, i, i - i], 1).expand(ROWS, 3)
+    return m.scatter(1, places, 2.0) + y
+
+
+def one_number_in_places_of_two_dimensions(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    rows = torch.arange(ROWS)[:, None]
+    mask = torch.zeros(ROWS, WIDTH)
+    mask[rows, torch.stack([i, i, i - i - 1], 1)] = 1.0
+    return m * mask + y
+
+
+WRITES = [
+    copied,
+    copied_by_column,
+    added,
+    filled,
+    put,
+    put_from_the_end,
+    put_in_columns,
+    put_and_added,
+    put_by_two,
+    scattered,
+    scattered_and_added,
+    one_number_in_many_places,
+    one_number_in_places_of_two_dimensions,
+]
+Write = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_a_write_of_one_row_or_number_is_a_kernel(write: Write) -> None:
+    fused = fuse.compile(Function(write))
+    for row in (4, 0, 5):
+        given = torch.randn(ROWS, WIDTH), torch.tensor([row]), torch.randn(1, WIDTH)
+        assert torch.equal(fused(*given), write(*given))
+    assert fused.last_run.kernels
+    assert not fused.last_run.aten
+
+
+@pytest.mark.parametrize("write", [copied, added, put, put_by_two, scattered], ids=lambda write: write.__name__)
+def test_a_position_out_of_range_raises_as_in_eager(write: Write) -> None:
+    fused = fuse.compile(Function(write))
+    fused(torch.randn(ROWS, WIDTH), torch.tensor([2]), torch.randn(1, WIDTH))
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+        fused(torch.randn(ROWS, WIDTH), torch.tensor([ROWS + WIDTH]), torch.randn(1, WIDTH))
+
+
+def test_a_write_to_elements_that_share_memory_stays_with_the_library() -> None:
+    given = torch.randn(ROWS, WIDTH), torch.tensor([2]), torch.randn(1, WIDTH)
+    fused = fuse.compile(Function(put_by_two_where_rows_share_memory))
+    assert torch.equal(fused(*given), put_by_two_where_rows_share_memory(*given))
+
+
+def test_a_write_of_several_rows_stays_with_the_library() -> None:
+    fused = fuse.compile(Function(added))
+    given = torch.randn(ROWS, WIDTH), torch.tensor([2, 2]), torch.randn(2, WIDTH)
+    torch.testing.assert_close(fused(*given), added(*given))
+    assert fused.last_run.aten == 1
+
+
+class Memory(nn.Module):
+    """Each step writes a row of a memory and reads all of it."""
+
+    def __init__(self, write: Write) -> None:
+        super().__init__()
+        self.write = write
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 4)
+
+    def forward(self, xs: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        m, h, kept = xs.new_zeros(ROWS, WIDTH), xs.new_zeros(1, WIDTH), []
+        for t in range(len(xs)):
+            m = self.write(m, places[t], xs[t] + h)
+            h = torch.tanh(torch.cos(m).sum(0, keepdim=True) @ self.weight)
+            kept.append(h)
+        return torch.stack(kept), m
+
+
+IN_LOOPS = [copied, added, put, put_from_the_end, put_and_added, scattered, scattered_and_added, filled]
+
+
+@pytest.mark.parametrize("write", IN_LOOPS, ids=lambda write: write.__name__)
+def test_a_loop_that_writes_a_row_of_its_memory_is_one_kernel_and_trains(write: Write) -> None:
+    torch.manual_seed(0)
+    model = Memory(write)
+    fused = fuse.compile(copy.deepcopy(model))
+    xs, places = torch.randn(STEPS, 1, WIDTH), torch.randint(ROWS - 1, (STEPS, 1))
+    (loop,) = fuse.show(model, (xs, places)).loops
+    assert loop.launches_per_step_after == 0
+    for one in (model, fused):
+        kept, m = one(xs, places)
+        (kept.square().sum() + m.sin().sum()).backward()
+    torch.testing.assert_close(fused.weight.grad, model.weight.grad, rtol=1e-4, atol=1e-4)
+    assert fused.last_run.launches < STEPS
+    assert fused.last_run.backward.launches < STEPS
