@@ -35,15 +35,19 @@ def further_call(model: nn.Module, call: ModelCall, beyond: Between) -> ModelCal
     common = beyond.common
     if beyond.kind.reaches <= 0:
         return None
-    if len(common.members) < FEWEST_OF_ONE_SIZE:  # nothing is known of comparisons before there are formulas
-        further = further_sizes(common, beyond.sizes)
-        return made_up_call(call, common.evaluate(*further)) if further else None
-    if common.met is None and not Between(beyond.kind, common, common.had()[-1]).follow(model, call.args, call.kwargs):
+    checked = len(common.members) >= FEWEST_OF_ONE_SIZE  # before, comparisons are not known either
+    like = Between(beyond.kind, common, common.had()[-1])
+    if checked and common.met is None and not like.follow(model, call.args, call.kwargs):
         return None
     sizes = further_sizes(common, beyond.sizes)
-    if sizes is None or common.met is None or not (common.met(*beyond.sizes) and common.met(*sizes)):
+    if sizes is None:
         return None
-    return made_up_call(call, common.evaluate(*sizes))
+    if checked and not (common.met is not None and common.met(*beyond.sizes) and common.met(*sizes)):
+        return None
+    try:
+        return made_up_call(call, common.evaluate(*sizes))
+    except RuntimeError:  # a formula that was not checked gives a negative size
+        return None
 
 
 def further_sizes(common: Generalised, sizes: Numbers) -> Numbers | None:

@@ -482,6 +482,20 @@ def test_a_single_size_apart_is_seen(function: Callable[..., Tensor]) -> None:
         infer(model, double, fused, torch.randn(*shape, WIDTH))
 
 
+@pytest.mark.parametrize(
+    ("function", "lengths"),
+    [(grown, (20, 21, 22, 38, 11)), (rounded_up, (25, 31, 32, 26, 14)), (into_a_cache, (11, 28, 29, 5, 12))],
+)
+def test_a_third_length_is_right_where_two_tell_little(
+    function: Callable[..., Tensor], lengths: tuple[int, ...]
+) -> None:
+    """A formula through two lengths gives the third one a negative size."""
+    model = Model(function).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for length in lengths:
+        infer(model, double, fused, torch.randn(length, 3, WIDTH))
+
+
 @pytest.mark.parametrize("length", [7, 15, 16])
 def test_a_size_that_is_another_by_chance_is_not_taken_for_it(length: int) -> None:
     """Half of 7 or 15 steps, rounded up, is the batch size or a width."""
