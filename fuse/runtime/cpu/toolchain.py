@@ -106,8 +106,8 @@ def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     (``x86-64-v3``: AVX2, no AVX-512), to show what other machines would run.
 
     GCC gets what kernels gain from -O3: vector loops, and short loops of few instructions unrolled whole, which
-    keeps the lanes of a sum in registers. The rest of -O3 makes no measured kernel faster and takes the compiler 1.1 to
-    2 times as long.
+    keeps the lanes of a sum in registers. The rest of -O3 makes no measured kernel faster and takes the compiler up to
+    twice as long.
 
     Only GCC gets OpenMP, because torch has loaded GCC's runtime. Clang would load its own runtime too, with threads
     that ``torch.set_num_threads`` does not control.
