@@ -34,6 +34,8 @@ from fuse.graph.result_structure import flatten_result, is_constant
 from fuse.graph.signature import Advance, Attribute, MutatedAttribute
 
 LARGEST_ATTEMPTS = 6
+"""The most plans tried: each captures the module anew, and corrects the plan by what it finds."""
+
 T = TypeVar("T")
 
 AsInput = Callable[[int | float, str], tuple[Tensor, Any]]

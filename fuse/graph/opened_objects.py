@@ -27,6 +27,7 @@ _OWN_WAYS = (
 )  # fmt: skip
 _NEUTRAL = (object, abc.ABC, typing.Generic, typing.Protocol)
 _HEAP = 1 << 9
+"""CPython's ``Py_TPFLAGS_HEAPTYPE``: set for classes that Python code has made, not for built-in ones."""
 
 
 @dataclass(frozen=True)

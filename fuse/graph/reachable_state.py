@@ -57,6 +57,7 @@ _BINDS = frozenset((dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _FACTORY: types.MemberDescriptorType = collections.defaultdict.__dict__["default_factory"]
 _LARGEST_CACHE = 100_000
+"""The most objects looked at in a function's cache, so that a huge one does not delay the first call."""
 _IMPORTS = dis.opmap["IMPORT_NAME"]
 
 

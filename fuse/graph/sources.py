@@ -134,6 +134,7 @@ _Lines = tuple[CodeType, dict[tuple[int, str], Line] | None]
 _lines: dict[int, _Lines] = {}
 """``id`` of a code object -> the object, and its lines by instruction and module; None if it is not the user's code."""
 _MOST_CODE = 16384
+"""Code objects in ``_lines`` before it is emptied: code made at run time must not stay in memory for good."""
 
 
 def _lines_of(code: CodeType) -> _Lines:

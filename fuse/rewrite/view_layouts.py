@@ -66,4 +66,5 @@ def _key(value: Any) -> Hashable:
 
 
 MOST_ANSWERS = 4096
+"""Answers kept before all are dropped: sizes that keep changing must not fill the memory."""
 _ANSWERS: dict[Hashable, Any] = {}

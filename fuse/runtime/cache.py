@@ -34,7 +34,9 @@ SIZE_LIMIT = 512 * 2**20
 """Most bytes in the cache; beyond, the least recently used files are removed. A library takes 15 to 130 KiB."""
 
 _STORES_BETWEEN_SWEEPS = 64
+"""A sweep looks at every file of the cache: too slow for every store."""
 _ABANDONED_AFTER_SECONDS = 3600.0
+"""Far longer than any file takes to be written: one that is older was left by a process that was killed."""
 _UNPUBLISHED = ".unpublished-"
 _OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(-[0-9a-f]{{64}}\.(so|txt)|\.cpp)|{re.escape(_UNPUBLISHED)}\w+")
 

@@ -29,6 +29,7 @@ from fuse.kernel.values import Computation, Concat, Patches, Scan
 LARGEST_MATRIX = 256 * 1024
 """Most bytes of the packed matrix; with a block of rows, it fills at most half of a typical L2 cache."""
 ROWS_AT_ONCE = 24
+"""A multiple of every number of rows whose sums ``products.h`` keeps in registers (8, 6, 4 or 3): none is left."""
 SCHEDULE = "the matrix packed once; blocks of whole rows, which are reduced and stored while they are in cache"
 FEWEST_ROWS = 64
 """Fewest rows. With matrices of 64 to 256 rows and columns, from 64 rows on the kernel is 1.02 to 1.1 times as fast as

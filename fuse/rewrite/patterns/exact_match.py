@@ -32,8 +32,11 @@ from fuse.rewrite.patterns.tracing import LARGEST_CONSTANT, Traced, terms_of
 from fuse.rewrite.surgery import constant_key
 
 MAX_BINDINGS = 16
+"""The most choices of inputs tried for a placement, beyond the likely ones: each is compared term by term."""
 MAX_MORE_VIEWS = 4
+"""Distances tried first: as many views before the match as in the pattern, one more, and so on."""
 MAX_VIEWS = 16
+"""The most views of a result that are tried in its place."""
 _UNREAD = torch.empty(1, device="meta")
 
 

@@ -43,6 +43,7 @@ InputKey = tuple[str, int]
 """An input of a pattern: its parameter, and its position in the parameter's list (0 for a single tensor)."""
 
 MAX_FORMS = 64
+"""The most forms of a pattern: each is searched for in every graph. A pattern with more is refused."""
 
 
 @dataclass(frozen=True)

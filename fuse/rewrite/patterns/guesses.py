@@ -25,7 +25,9 @@ from fuse.rewrite.view_layouts import without_data
 
 SIZE = 8
 TRIES = 2_000
+"""The most arguments tried: each runs the pattern on tensors without data."""
 MAX_SURPRISES = 3
+"""The most arguments that differ in kind from the others: their combinations grow with its power."""
 MAX_GUESSED = 2
 """The most constants that are guessed independently; further ones take the last one's value."""
 

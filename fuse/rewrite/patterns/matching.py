@@ -35,6 +35,7 @@ from fuse.rewrite.patterns.terms import Term
 _PROGRESS = {kind: position for position, kind in enumerate(get_args(VerdictKind))}
 
 MAX_PLACEMENTS = 8
+"""The most placements of a form compared at one operator."""
 MAX_LISTS = 16
 """The most lengths of tensor lists that are tried."""
 
