@@ -416,7 +416,9 @@ def factors_of_one_norm(h: Tensor, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def test_factors_of_products_are_computed_together_where_they_share_work() -> None:
-    together = Example(factors_of_one_norm, [torch.randn(3, 32)], [torch.randn(4, 3, 32)], [weight(32, 32) / 6, weight(32, 32) / 6])
+    together = Example(
+        factors_of_one_norm, [torch.randn(3, 32)], [torch.randn(4, 3, 32)], [weight(32, 32) / 6, weight(32, 32) / 6]
+    )
     _, kernel, _ = lowered(together)
     before_products = kernel.source[kernel.source.index("t < steps") :].partition("fuse_product")[0]
     assert ("fuse_sin(" in before_products, "fuse_exp(" in before_products) == (True, True)
