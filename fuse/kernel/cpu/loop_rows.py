@@ -168,9 +168,9 @@ def _in_order(frame: Frame) -> list[StepProduct | list[Destination]]:
     for result in results_of(frame):
         position = result.value.position if isinstance(result.value, Input) else -1
         if position in kept:
-            destinations = found[stored[position]]
-            assert isinstance(destinations, list)
-            destinations.append(replace(result, value=kept[position]))
+            place = found[stored[position]]
+            assert isinstance(place, list)
+            place.append(replace(result, value=kept[position]))
         else:
             (together(result.value, 1) or last).append(result)
     return [*found, last]
