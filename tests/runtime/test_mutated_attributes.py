@@ -445,7 +445,7 @@ REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
     "removed": (lambda: Keeps(lambda s, x: (delattr(s, "h"), setattr(s, "h", x), x + 1)[2], h=1), "deletes"),
     "by its dictionary": (
         lambda: Keeps(lambda s, x: (setattr(s, "h", vars(s)["h"] + x), x + 1)[1], h=torch.zeros(3)),
-        "read in another way",
+        "but not by its name",
     ),
     "in the registry, too": (
         lambda: Keeps(
