@@ -68,7 +68,7 @@ class NewSizes:
         size, key = call.key, self._key(call, state)
         if (seconds := self._compilations.price(key, size, self._ones(call))) is not None:
             return seconds
-        if self._compilations.is_due(key) or (between is not None and between.learns()):
+        if self._compilations.is_due(key):
             return None
         alike = partial(differ_in_numbers, size)
         if between is not None and between.is_bounded():
@@ -76,7 +76,7 @@ class NewSizes:
             if seconds is not None or between.programs is not None:
                 return seconds
         unlike = between is not None and not within and not beyond
-        return self._patience.expected(self._kind(call, False), size, within, beyond, alike, unlike)
+        return self._patience.expected(self._kind(call, False), size, within, beyond or _learns(between), alike, unlike)
 
     def waits(self, call: ModelCall, state: StateGuard | None) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""
@@ -92,8 +92,9 @@ class NewSizes:
 
     def ran_eager(self, call: ModelCall, state: StateGuard | None, between: Between | None, seconds: float) -> None:
         """Note that a call ran eager, which waits for a capture or for the compiler."""
-        beyond, cheap = between is not None and between.beyond, between is not None and between.is_bounded()
-        self._patience.ran_eager(self._kind(call, cheap), call.key, seconds, beyond)
+        beyond, learns = between is not None and between.beyond, _learns(between)
+        cheap = between is not None and between.is_bounded()
+        self._patience.ran_eager(self._kind(call, cheap), call.key, seconds, beyond or learns, learns)
         self._compilations.ran_eager(self._key(call, state), self._ones(call), seconds)
 
     def _kind(self, call: ModelCall, cheap: bool) -> Hashable:
@@ -106,3 +107,8 @@ class NewSizes:
     def _key(self, call: ModelCall, state: StateGuard | None) -> Hashable:
         """A key that is equal for calls that differ in sizes only, the model being in one state."""
         return kind(self._maker, call), modes(), tuple(map(key_of_value, call.leaves)), state
+
+
+def _learns(between: Between | None) -> bool:
+    """Whether a program for this size helps to make those for later sizes, so that their eager calls count, too."""
+    return between is not None and between.learns()

@@ -3,6 +3,7 @@
     the first eight sizes of a kind of call      captured, or given the graph of others, each at its first call
     further ones                                 eager, until one more would have taken as long as either takes
     those beyond all that were captured          the same, but that their eager seconds are counted together
+    those whose program helps to make others     likewise (:mod:`fuse.runtime.sized_programs`)
 
     x [99, 7, 8]    compiled for these sizes
     x [11, 5, 8]    compiled for all sizes
@@ -67,8 +68,7 @@ class Patience:
     def captured(self, kind: Hashable, size: Hashable, seconds: float, resized: bool = False) -> None:
         """A call of this kind and size was captured, or got the graph of others (``resized``)."""
         self._eager.pop(size, None)
-        if not resized:
-            self._eager.pop(kind, None)
+        self._eager.pop((kind, resized), None)
         known = (self._resized if resized else self._captured).setdefault(kind, {})
         known.pop(size, None)
         known[size] = seconds
@@ -95,12 +95,14 @@ class Patience:
         if not settled and sum(map(differs_in_numbers, captured)) < SETTLED_NUMBERS:
             return None
         seconds = min(known.values())  # without what is done once
-        with_this = self._eager.get(kind if together else size, 0.0) + self._least.get(kind, 0.0)
+        with_this = self._eager.get((kind, resized) if together else size, 0.0) + self._least.get(kind, 0.0)
         return seconds if with_this < seconds else None
 
-    def ran_eager(self, kind: Hashable, size: Hashable, seconds: float, together: bool = False) -> None:
-        """A call of this kind and size ran eager for so long."""
-        counted = kind if together else size
+    def ran_eager(
+        self, kind: Hashable, size: Hashable, seconds: float, together: bool = False, resized: bool = False
+    ) -> None:
+        """A call of this kind and size ran eager for so long; the rest as in :meth:`expected`."""
+        counted = (kind, resized) if together else size
         self._eager[counted] = self._eager.pop(counted, 0.0) + seconds
         self._least[kind] = min(self._least.pop(kind, seconds), seconds)
         _shorten(self._eager, LARGEST_EAGER)

@@ -129,6 +129,21 @@ def test_sizes_that_the_model_cannot_have_are_no_error(captures: list[tuple[int,
         fused(torch.randn(41, 2, WIDTH))
 
 
+def test_eager_seconds_of_sizes_that_teach_are_counted_together() -> None:
+    """Each program that later ones are made from is worth the eager calls since the one before."""
+    known = Patience()
+    for size in range(patience.SETTLED):
+        known.captured("kind", size, 1.0)
+    known.captured("kind", 100, 0.25, resized=True)
+    for _ in range(2):
+        for size in range(200, 203):
+            assert known.expected("kind", size, resized=True, together=True) == 0.25
+            known.ran_eager("kind", size, 0.0625, together=True, resized=True)
+        assert known.expected("kind", 203, resized=True, together=True) is None
+        assert known.expected("kind", 203, together=True) == 1.0
+        known.captured("kind", 203, 0.25, resized=True)
+
+
 def test_eager_seconds_beyond_all_sizes_are_counted_together() -> None:
     patient = Patience()
     for size in range(patience.SETTLED):
