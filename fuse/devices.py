@@ -39,11 +39,6 @@ def is_host(tensor: Tensor) -> bool:
     return tensor.device.type == HOST.type
 
 
-def vector_bytes() -> int:
-    """The size of a vector in ATen's kernels on the host."""
-    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
-
-
 def device_of(graph: GraphModule) -> str:
     """The type of the device that a graph computes on: the host, unless a tensor is on another device.
 

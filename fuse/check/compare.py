@@ -132,7 +132,7 @@ def _floats(
 
 
 def _least(few: Tensor | None, magnitude: Tensor, own: Tensor, unit: float) -> Tensor:
-    """What all runs would allow at least, judged by few of them."""
+    """The least error of each element that all runs would allow, from the sizes after few runs."""
     return 2 * own + unit * (magnitude if few is None else torch.maximum(few, magnitude))
 
 

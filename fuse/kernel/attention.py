@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 
-from fuse.devices import vector_bytes
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuse.devices import HOST
 from fuse.kernel.products import PRODUCT_TYPES
 from fuse.kernel.recipes import Call, Unsupported, apply, recipe
 from fuse.kernel.reductions import softmax_or_zeros
 from fuse.kernel.values import Product, Value, expand, permute, view
+
+LONGEST_VECTOR = 64
+"""Numbers in the longest vector of a processor: 2,048 bits."""
 
 
 @recipe("_scaled_dot_product_flash_attention_for_cpu")
@@ -25,7 +33,6 @@ def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
     if call.dtype not in PRODUCT_TYPES:
         raise Unsupported(f"products of {call.dtype} are left to the library")
     (batch, heads, rows, depth), length = query.shape, key.shape[2]
-    whole = vector_bytes() // call.dtype.itemsize
     keys, values = (_of_heads(shared, heads) for shared in (key, value))
     product = Product((batch * heads, rows, length), call.dtype, _images(query), permute(keys, (0, 2, 1)))
     scale = 1 / math.sqrt(depth) if call["scale"] is None else call["scale"]
@@ -36,9 +43,25 @@ def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
         if mask.dtype != call.dtype:
             raise Unsupported(f"a mask of {mask.dtype} is added to scores of {call.dtype}")
         scores = apply(operator.add, [scores, mask], call.dtype, scores.shape)
-    # over fewer keys than a vector has, ATen's search for the largest score passes over NaN: a row of NaN gives zeros
-    weights = _images(softmax_or_zeros(scores, -1, zeros_for_nan=0 if call["attn_mask"] is not None else whole))
+    fewest = fewest_keys_for_nan(call.op, call.dtype) if call["attn_mask"] is None else 0
+    weights = _images(softmax_or_zeros(scores, -1, fewest))
     return view(Product((batch * heads, rows, value.shape[3]), call.dtype, weights, values), call.shape), None
+
+
+@functools.cache
+def fewest_keys_for_nan(op: OpOverload, dtype: torch.dtype) -> int:
+    """The fewest keys over which ATen's kernel gives NaN for a query of NaN, without a mask; over fewer it gives zeros.
+
+    It searches for the largest score in whole vectors, which keep NaN, and passes over NaN in the rest. How long its
+    vectors are depends on the processor and on ``ATEN_CPU_CAPABILITY``.
+    """
+    with _disable_current_modes(), torch.no_grad():
+        query = torch.full((1, 1, 1, 1), math.nan, dtype=dtype, device=HOST)
+        for keys in (1 << power for power in range(LONGEST_VECTOR.bit_length())):
+            given = torch.ones(1, 1, keys, 1, dtype=dtype, device=HOST)
+            if op(query, given, given)[0].isnan().item():
+                return keys
+    raise Unsupported("ATen's kernel gives zeros for a query of NaN, over any number of keys")
 
 
 def _images(value: Value) -> Value:

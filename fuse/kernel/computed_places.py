@@ -156,7 +156,7 @@ def each_element(call: Call) -> Value:
 
 
 def _piece(call: Call, dim: int) -> tuple[Value, Callable[[Index], Index]]:
-    """What is written, and the index of the value for an element if there is one value along ``dim``."""
+    """The values that are written; and, if there is one along ``dim``, the index of the value for an element."""
     name = next((name for name in ("source", "src") if name in call.arguments), None)
     if name is None:
         return Constant((), call.dtype, rounded(call["value"], call.dtype)), lambda index: ()

@@ -183,20 +183,20 @@ def safe_softmax(call: Call) -> Value:
     return convert(softmax_or_zeros(call.tensor("self"), call["dim"]), call.dtype)
 
 
-def softmax_or_zeros(value: Value, dim: int, zeros_for_nan: int = 0) -> Value:
+def softmax_or_zeros(value: Value, dim: int, fewest_for_nan: int = 0) -> Value:
     """A softmax that is zero where all elements are ``-inf``; float32, or float64 for float64.
 
-    Over fewer than ``zeros_for_nan`` elements, it is also zero where all are NaN.
+    Over fewer elements than ``fewest_for_nan``, it is also zero where all are NaN.
     """
     wide = register(value.dtype)
     value, dims = convert(value, wide), _dims(value, dim)
     best = reduce(value, dims, "largest")  # where there is a NaN, the sum is NaN
     shift = apply(lambda x: select(fn.equal(x, -math.inf), 0, x), [best], wide, best.shape)
     exponentials = apply(_exponential, [value, shift], wide, value.shape)
-    if zeros_for_nan:
+    if fewest_for_nan:
         count = math.prod(value.shape[d] for d in dims)
         exponentials = apply(
-            lambda e, best, count: select(fn.equal(best, -math.inf) & (count < zeros_for_nan), 0, e),
+            lambda e, best, count: select(fn.equal(best, -math.inf) & (count < fewest_for_nan), 0, e),
             [exponentials, best, count],
             wide,
             value.shape,

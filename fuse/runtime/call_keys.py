@@ -20,7 +20,7 @@ class Key:
     __slots__ = ("_hash", "parts")
 
     def __init__(self, *parts: Hashable) -> None:
-        self.parts = parts
+        self.parts: tuple[Any, ...] = parts
         self._hash = hash(parts)
 
     def __hash__(self) -> int:
@@ -53,12 +53,10 @@ def differ_in_numbers(one: Key, other: Key) -> bool:
     >>> differ_in_numbers(a, b), differ_in_numbers(a, c), differ_in_numbers(a, a)
     (True, False, False)
     """
-    one_values: Any
-    other_values: Any
-    (tensors, one_values, spec), (others, other_values, other_spec) = one.parts, other.parts
-    if tensors != others or spec != other_spec or one_values == other_values:
+    (tensors, values, spec), (others, other_values, other_spec) = one.parts, other.parts
+    if tensors != others or spec != other_spec or values == other_values:
         return False
-    return all(a == b or (a[0] is b[0] and a[0] in (int, float)) for a, b in zip(one_values, other_values, strict=True))
+    return all(a == b or (a[0] is b[0] and a[0] in (int, float)) for a, b in zip(values, other_values, strict=True))
 
 
 def key_without_sizes(leaves: Sequence[Any], spec: Any) -> Hashable:

@@ -438,7 +438,7 @@ class Engine:
 
     def _held(self) -> StateGuard | None:
         """The first of these guards, if there is one."""
-        return next((state.guard for state in self._states if state.guard.holds()), None)
+        return next(iter(self._guards()), None)
 
     def _remember(self, compiled: Compiled) -> ModelState:
         state = current(self._states, compiled)

@@ -127,6 +127,11 @@ class Generalised:
     met: Callable[..., bool] | None = None
     programs: SizedPrograms = field(default_factory=SizedPrograms)
 
+    @property
+    def checked(self) -> bool:
+        """Whether there are enough members that some of them check the formulas of the others."""
+        return len(self.members) >= FEWEST_OF_ONE_SIZE
+
     @cached_property
     def evaluate(self) -> Callable[..., Numbers]:
         """Computes all numbers from sizes."""

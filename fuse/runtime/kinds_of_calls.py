@@ -92,7 +92,9 @@ class KindOfCalls:
             ordered = (sorted(self._captured, key=lambda o: (o.text == text, not o.call.made_up)) for text in texts)
             made = [common for graphs in ordered if (common := generalised(graphs)) is not None]
             self._common = [common for common in made if self._as_before(common)]
-            self._probable = generalised(self._captured, FEWEST_OF_ONE_SIZE - 1) if self._captured else None
+            told = {common.members[-1].text for common in self._common}
+            untold = bool(self._captured) and self._captured[-1].text not in told
+            self._probable = generalised(self._captured, FEWEST_OF_ONE_SIZE - 1) if untold else None
         self._waiting.clear()
         found = []
         for common in self._common:

@@ -125,14 +125,10 @@ class Maker:
         if not torch.is_grad_enabled():
             return False
         found: Iterable[Any] = leaves
-        if not self.frozen:
-            found = chain(leaves, self.model.parameters(), self.trained, self._more_tensors())
+        if not self.frozen:  # most models have parameters that need gradients: nothing else is looked at
+            assigned = tensors_of(self.model, self.kept)
+            found = chain(leaves, self.model.parameters(), self._buffers(), self.trained, assigned)
         return any(isinstance(t, Tensor) and t.requires_grad for t in found)
-
-    def _more_tensors(self) -> Iterator[Any]:
-        """Buffers that calls do not assign, and tensors in attributes that they do: sought only where needed."""
-        yield from self._buffers()
-        yield from tensors_of(self.model, self.kept)
 
     def _buffers(self) -> Iterator[Tensor]:
         kept = set(map(str, self.kept))

@@ -75,7 +75,7 @@ class NewSizes:
             seconds = self._patience.expected(self._kind(call, True), size, True, False, alike)
             if seconds is not None or between.programs is not None:
                 return seconds
-        unlike = between is not None and not within and not beyond
+        unlike = between is not None and between.common.checked and not within and not beyond
         return self._patience.expected(self._kind(call, False), size, within, beyond or _learns(between), alike, unlike)
 
     def waits(self, call: ModelCall, state: StateGuard | None) -> float:

@@ -15,7 +15,7 @@ from torch import nn
 from fuse.errors import FaultWarning
 from fuse.kernel.extents import LEAST_LOWERED
 from fuse.kernel.region_text import Numbers
-from fuse.runtime.generalised import FEWEST_OF_ONE_SIZE, CapturedCall, Generalised
+from fuse.runtime.generalised import CapturedCall, Generalised
 from fuse.runtime.guards import call_guard
 from fuse.runtime.kinds_of_calls import Between, KindOfCalls
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
@@ -35,14 +35,13 @@ def further_call(model: nn.Module, call: ModelCall, beyond: Between) -> ModelCal
     common = beyond.common
     if beyond.kind.reaches <= 0:
         return None
-    checked = len(common.members) >= FEWEST_OF_ONE_SIZE  # before, comparisons are not known either
     like = Between(beyond.kind, common, common.had()[-1])
-    if checked and common.met is None and not like.follow(model, call.args, call.kwargs):
+    if common.checked and common.met is None and not like.follow(model, call.args, call.kwargs):
         return None
     sizes = further_sizes(common, beyond.sizes)
     if sizes is None:
         return None
-    if checked and not (common.met is not None and common.met(*beyond.sizes) and common.met(*sizes)):
+    if common.checked and not (common.met is not None and common.met(*beyond.sizes) and common.met(*sizes)):
         return None
     try:
         return made_up_call(call, common.evaluate(*sizes))
