@@ -129,28 +129,6 @@ def _index_put(node: Node) -> Contraction | None:
     return Contraction((*given, values), _IndexPut(_Zeros.like(whole), tuple(used)))
 
 
-@dataclass(frozen=True)
-class ScatteredTerms:
-    """``values`` that are added to zeros at the positions ``index`` (of one dimension) of dimension ``dim``."""
-
-    dim: int
-    index: Node
-    values: Node
-
-
-def scattered_terms(node: Node) -> ScatteredTerms | None:
-    """The values that ``node`` adds to zeros, and their positions; None for other nodes."""
-    how = contraction(node)
-    if how is None or len(how.operands) != 2 or not isinstance(how.rule, (_IndexPut, _AddedAt)):
-        return None
-    index, values = how.operands
-    rank = node.meta["val"].dim()
-    if index.meta["val"].dim() != 1 or values.meta["val"].dim() != rank:
-        return None
-    dim = how.rule.dims[0] if isinstance(how.rule, _IndexPut) else how.rule.dim
-    return ScatteredTerms(dim % rank, index, values)
-
-
 def _is_zeros(node: object) -> bool:
     if not isinstance(node, Node) or node.op != "call_function":
         return False

@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 
 from fuse import ops
 from fuse.gradients.absent import without
-from fuse.gradients.contracting import Contraction, GradientTerm, base_of_all, contraction, scattered_terms, terms_of
+from fuse.gradients.contracting import Contraction, GradientTerm, base_of_all, contraction, terms_of
 from fuse.gradients.step_gradients import Differentiable
 from fuse.graph.backward_graph import BackwardInput
 from fuse.graph.fakes import fake_like, mode_of
@@ -38,8 +38,6 @@ MOST_KEPT = 2**24
 LEAST_ADDED = 2**16
 """From so many elements of rows on, over all steps, a sum is added up from step to step instead of collecting the rows:
 each step then writes to the same memory."""
-MOST_COMPARED = 2**16
-"""The most elements that a step compares with positions to find those to add."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,7 @@ class _Reversal:
         needed -= self._prepared(invariants, needed)
         for node in self.graph.graph.nodes:
             if node.op == "call_function" and node in needed:
-                self.inner[node] = self._added_scattered(node) or self.body.node_copy(node, self.inner.__getitem__)
+                self.inner[node] = self.body.node_copy(node, self.inner.__getitem__)
         results = [self._next(i) for i in states]
         results += [self._added(total, one.node) for total, one in zip(totals, sums, strict=True)]
         carries = len(results)
@@ -286,33 +284,6 @@ class _Reversal:
 
     def _added(self, total: Node, node: Node) -> Node:
         return self._insert(aten.add.Tensor, total, self.inner[node], like=node)
-
-    def _added_scattered(self, node: Node) -> Node | None:
-        """A scattered sum as, for each position, a sum over the values with that index; None for other nodes.
-
-        No kernel adds at computed positions, because two threads could write to one of them.
-        """
-        scattered = scattered_terms(node)
-        if scattered is None:
-            return None
-        size, rank = node.meta["val"].shape[scattered.dim], node.meta["val"].dim()
-        count = scattered.index.meta["val"].numel()
-        if count * node.meta["val"].numel() > MOST_COMPARED:
-            return None
-        index, values = self.inner[scattered.index], self.inner[scattered.values]
-        device = values.meta["val"].device
-        behind = [1] * (rank - scattered.dim - 1)
-        every = self._insert(aten.arange.default, size, device=device, like=node)
-        here = self._insert(
-            aten.eq.Tensor,
-            self._insert(aten.view.default, every, [size, 1, *behind], like=node),
-            self._insert(aten.view.default, index, [count, *behind], like=node),
-            like=node,
-        )
-        wide = self._insert(aten.unsqueeze.default, values, scattered.dim, like=node)
-        zero = self._insert(aten.zeros.default, [], dtype=values.meta["val"].dtype, device=device, like=node)
-        chosen = self._insert(aten.where.self, here, wide, zero, like=node)
-        return self._insert(aten.sum.dim_IntList, chosen, [scattered.dim + 1], like=node)
 
     def _insert(self, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         node = self.body.call_function(target, args, kwargs)

@@ -14,10 +14,11 @@ from functools import reduce
 
 import torch
 
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel.dtypes import HALVES
 from fuse.kernel.expressions import Expression, either, fn
 from fuse.kernel.extents import pinned
-from fuse.kernel.index import Index
+from fuse.kernel.index import Index, Stride
 from fuse.kernel.recipes import Call, Unsupported, apply, choice, convert, recipe
 from fuse.kernel.reductions import SUM_DTYPE, total
 from fuse.kernel.values import Constant, Gather, Input, Value, view
@@ -27,16 +28,16 @@ NONE, MEAN = 0, 1
 """ATen's numbers for ``reduction="none"`` and ``"mean"``."""
 
 
-def table_of(call: Call, name: str) -> Input:
+def table_of(call: Call, name: str) -> Input | Constant:
     table = call.tensor(name)
-    if not isinstance(table, Input):
+    if not isinstance(table, (Input, Constant)):
         raise Unsupported("the tensor that is indexed is computed in the same kernel")
     return table
 
 
 def positions_of(value: Value) -> Value:
     if value.dtype not in INDEX_DTYPES:
-        raise Unsupported(f"indices of dtype {value.dtype}")
+        raise Unsupported(f"the indices are of dtype {value.dtype}")
     return convert(value, torch.int64)
 
 
@@ -55,7 +56,7 @@ def along_a_dimension(call: Call) -> Value:
     table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
     slices = call.op._opname == "index_select"
     if not table.shape or len(positions.shape) != (1 if slices else len(table.shape)):
-        raise Unsupported("indexing a scalar")
+        raise Unsupported("a tensor without dimensions is indexed")
     dim = call["dim"] % len(table.shape)
 
     def position_index(index: Index) -> Index:
@@ -87,14 +88,17 @@ def index_by_tensor(call: Call) -> Value:
     return Gather(call.shape, call.dtype, table, positions, dim, position_index, rest, wraps)
 
 
-def together(table: Input, dims: Sequence[int], positions: Sequence[Value]) -> tuple[Input, Value]:
+def together(
+    table: Input | Constant, dims: Sequence[int], positions: Sequence[Value]
+) -> tuple[Input | Constant, Value]:
     """The table with ``dims`` joined to one dimension of stride 1, and the positions along it.
 
     A joint position is the offset in memory of the positions in ``dims``. It is out of range if one of them is.
     """
-    extents, strides = [pinned(table.shape[d]) for d in dims], [table.strides[d] for d in dims]
+    all_strides = strides_of(table)
+    extents, strides = [pinned(table.shape[d]) for d in dims], [all_strides[d] for d in dims]
     if not all(isinstance(stride, int) for stride in strides):
-        raise Unsupported("indexing by several tensors at once where strides are known only during the call")
+        raise Unsupported("several tensors index a tensor whose strides are known only during the call")
     steps = [pinned(stride) for stride in strides if isinstance(stride, int)]
     end = 1 + sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
 
@@ -107,10 +111,20 @@ def together(table: Input, dims: Sequence[int], positions: Sequence[Value]) -> t
     shape = tuple(torch.broadcast_shapes(*(p.shape for p in positions)))
     dim = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
     kept = [d for d in range(len(table.shape)) if d not in dims]
-    own = [(table.shape[d], table.strides[d]) for d in kept]
+    own = [(table.shape[d], all_strides[d]) for d in kept]
     whole = [*own[:dim], (end, 1), *own[dim:]]
-    joined = Input(tuple(n for n, _ in whole), table.dtype, table.position, tuple(s for _, s in whole))
+    wide = tuple(n for n, _ in whole)
+    joined: Input | Constant = (
+        Constant(wide, table.dtype, table.number)
+        if isinstance(table, Constant)
+        else Input(wide, table.dtype, table.position, tuple(s for _, s in whole))
+    )
     return joined, apply(joint, positions, torch.int64, shape)
+
+
+def strides_of(table: Input | Constant) -> tuple[Stride, ...]:
+    """The strides of ``table``, of a constant those of a contiguous tensor."""
+    return contiguous_strides(table.shape) if isinstance(table, Constant) else table.strides
 
 
 @recipe("nll_loss_forward")
@@ -119,9 +133,9 @@ def nll_loss(call: Call) -> tuple[Value, Value | None]:
     rows, target = table_of(call, "self"), positions_of(call.tensor("target"))
     shape, dtype, rank = target.shape, rows.dtype, len(rows.shape)
     if dtype in HALVES:
-        raise Unsupported("a loss in half precision")
+        raise Unsupported("the loss is in half precision")
     if rank != len(shape) + 1:
-        raise Unsupported("a loss whose target has as many dimensions as its input")
+        raise Unsupported("the target of the loss has as many dimensions as its input")
     given = Constant(shape, torch.int64, call["ignore_index"])
     ignored = apply(fn.equal, [target, given], torch.int64, shape)
     place = choice(ignored, Constant(shape, torch.int64, 0), target)

@@ -170,6 +170,8 @@ def _with_tables(reader: StepReader, node: Node, values: Mapping[Node, Result]) 
     assert isinstance(table, Node)
     value = values[table]
     assert isinstance(value, Value)
+    if isinstance(value, Constant):
+        return values
     return {**values, table: as_memory(value) or reader.keep(value, f"{plain_name(node.name)}_table")}
 
 

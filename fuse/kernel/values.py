@@ -113,10 +113,10 @@ class Gather(Value):
 
     ``position_index`` and ``rest`` map this value's index to the index into ``positions`` and to the index of the
     table's other dimensions. With ``wraps``, a negative position counts from the end (``x[i]``); otherwise it is out of
-    range (embedding).
+    range (embedding). Positions are checked even if the table is a constant.
     """
 
-    table: Input
+    table: Input | Constant
     positions: Value
     dim: int
     position_index: Callable[[Index], Index]

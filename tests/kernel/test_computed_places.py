@@ -1,4 +1,5 @@
-"""Operators that write at computed positions are kernels, alone and in loops, if they write one row or one number."""
+"""Operators that write at computed positions are kernels, alone and in loops, if they write one row or one number, or
+add a few rows."""
 
 from __future__ import annotations
 
@@ -119,10 +120,51 @@ def test_a_write_to_elements_that_share_memory_stays_with_the_library() -> None:
     assert torch.equal(fused(*given), put_by_two_where_rows_share_memory(*given))
 
 
-def test_a_write_of_several_rows_stays_with_the_library() -> None:
-    fused = fuse.compile(Function(added))
+def scattered_and_added_by_column(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.t().scatter_add(1, i.expand(WIDTH, len(i)), y.t())
+
+
+def put_and_added_by_two(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_put((i, i + 1), y[:, 0], accumulate=True)
+
+
+def one_number_added(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.index_put((i - ROWS,), y[0, 0], accumulate=True)
+
+
+ADDED = [added, put_and_added, scattered_and_added_by_column, put_and_added_by_two, one_number_added]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize("write", ADDED, ids=lambda write: write.__name__)
+def test_several_rows_are_added_by_a_kernel(write: Write, dtype: torch.dtype) -> None:
+    fused = fuse.compile(Function(write))
+    m, y = torch.randn(ROWS, WIDTH).mul(9).to(dtype), torch.randn(3, WIDTH).mul(9).to(dtype)
+    m[0, 0] = -0.0  # no row is added to row 0
+    for places in ([4, 1, 4], [1, 2, 3], [5, 5, 5]):
+        i = torch.tensor(places)
+        got, wanted = fused(m, i, y), write(m.double(), i, y.double()).to(dtype)
+        torch.testing.assert_close(got, wanted)
+        assert (got.dtype, got.stride()) == (dtype, write(m, i, y).stride())
+        assert torch.equal(got[0, :1].float().signbit(), m[0, :1].float().signbit())
+    assert fused.last_run.kernels
+    assert not fused.last_run.aten
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+        fused(m, torch.tensor([0, ROWS + WIDTH, 0]), y)
+
+
+@pytest.mark.parametrize("write", [copied, put], ids=lambda write: write.__name__)
+def test_a_write_of_several_rows_stays_with_the_library(write: Write) -> None:
+    fused = fuse.compile(Function(write))
     given = torch.randn(ROWS, WIDTH), torch.tensor([2, 2]), torch.randn(2, WIDTH)
-    torch.testing.assert_close(fused(*given), added(*given))
+    fused(*given)
+    assert fused.last_run.aten == 1
+
+
+def test_rows_added_at_many_positions_stay_with_the_library() -> None:
+    fused = fuse.compile(Function(added))
+    given = torch.randn(300, WIDTH), torch.randint(300, (300,)), torch.randn(300, WIDTH)
+    torch.testing.assert_close(fused(*given), added(*given), rtol=1e-4, atol=1e-4)
     assert fused.last_run.aten == 1
 
 
@@ -160,3 +202,27 @@ def test_a_loop_that_writes_a_row_of_its_memory_is_one_kernel_and_trains(write: 
     torch.testing.assert_close(fused.weight.grad, model.weight.grad, rtol=1e-4, atol=1e-4)
     assert fused.last_run.launches < STEPS
     assert fused.last_run.backward.launches < STEPS
+
+
+def degrees(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return torch.zeros(ROWS).scatter_add(0, i, torch.ones(len(i))).clamp(min=1)
+
+
+def summed_messages(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return torch.zeros_like(m).index_add(0, i, y) + m
+
+
+def one_hot_of_two(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return torch.zeros_like(m).index_put((i, i + 1), torch.ones(()))
+
+
+@pytest.mark.parametrize("write", [degrees, summed_messages, one_hot_of_two], ids=lambda write: write.__name__)
+def test_a_write_into_a_constant_is_one_launch(write: Write) -> None:
+    fused = fuse.compile(Function(write))
+    m, y = torch.randn(ROWS, WIDTH), torch.randn(3, WIDTH)
+    for places in ([4, 1, 4], [5, 5, 5]):
+        torch.testing.assert_close(fused(m, torch.tensor(places), y), write(m, torch.tensor(places), y))
+    assert fused.last_run.launches == 1
+    assert not fused.last_run.aten
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+        fused(m, torch.tensor([0, ROWS + WIDTH, 0]), y)
