@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fuse.kernel.config import Config, by_cost
+from fuse.kernel.config import Config
 from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
     HEADERS,
@@ -28,6 +28,7 @@ from fuse.kernel.cpu.product_frame import (
     threads_for,
     window_text,
 )
+from fuse.kernel.cpu.windows import Convolution, Share
 from fuse.kernel.values import PatchRows, Product
 
 LARGEST_FIELD = 256 * 1024
@@ -38,21 +39,14 @@ SCHEDULE = (
 )
 PIXELS_AT_ONCE = 6
 """Output pixels of a tile, whose sums fill the vector registers."""
-VECTORS_A_CYCLE = 0.5
-"""Vectors copied in the time of one vector multiply-add."""
+COPY_CYCLES = 2
+"""Cycles that the copy of a vector takes; a vector multiply-add takes one."""
 
 
 @dataclass(frozen=True)
-class ChannelsLastShare:
-    """The work of one task: this number of output rows, for one of ``splits`` parts of the output channels."""
-
-    rows: int
-    splits: int
-
-
-@dataclass(frozen=True)
-class ConvolutionCosts:
-    """Predicted costs of a convolution, by share. The output channels are ``blocks`` of ``width``.
+class ChannelsLastConvolution(Convolution):
+    """A convolution of which a task computes whole output rows. The output channels are computed in blocks of
+    ``width``.
 
     ``in_place``: the image is read in place, without a copy.
 
@@ -60,63 +54,62 @@ class ConvolutionCosts:
     >>> from fuse.kernel.values import Input
     >>> image = Input((1, 64, 56, 56), torch.float32, 0, (64 * 3136, 1, 56 * 64, 64))
     >>> patches = PatchRows((1, 3136, 576), torch.float32, image, (3, 3), (56, 56), (1, 1), (1, 1), (1, 1))
-    >>> ConvolutionCosts(patches, blocks=1, width=64).best(threads=2)
-    ChannelsLastShare(rows=14, splits=1)
+    >>> ChannelsLastConvolution(patches, outputs=64, width=64).best(threads=2)
+    Share(rows=14, columns=56, splits=1)
     """
 
     patches: PatchRows
-    blocks: int
     width: int
     in_place: bool = False
 
-    def seen(self, rows: int) -> tuple[int, int]:
-        """Rows and columns of the padded image that this number of output rows reads."""
+    @property
+    def blocks(self) -> int:
+        return -(-self.outputs // self.width)
+
+    def numbers(self, share: Share) -> int:
+        """Elements of one channel of the padded image that a share reads; 0 if the image is read in place."""
         p = self.patches
-        extents = zip((rows, p.output_size[1]), p.stride, p.taps, p.dilation, strict=True)
-        down, across = ((extent - 1) * s + (t - 1) * d + 1 for extent, s, t, d in extents)
-        return down, across
+        extents = zip((share.rows, share.columns), p.stride, p.taps, p.dilation, strict=True)
+        seen = math.prod((extent - 1) * s + (t - 1) * d + 1 for extent, s, t, d in extents)
+        return 0 if self.in_place else seen
 
-    def numbers(self, rows: int) -> int:
-        """Elements of the field for this number of output rows; 0 if the image is read in place."""
-        return 0 if self.in_place else math.prod(self.seen(rows)) * self.patches.source.shape[1]
-
-    def tasks(self, share: ChannelsLastShare) -> int:
-        """Number of shares in all images."""
-        return self.patches.source.shape[0] * -(-self.patches.output_size[0] // share.rows) * share.splits
-
-    def cycles(self, share: ChannelsLastShare, threads: int) -> float:
+    def cycles(self, share: Share, threads: int) -> int:
         """Predicted cycles of the busiest thread: its multiply-adds, one vector a cycle, and its copies."""
         tasks = -(-self.tasks(share) // threads)
-        tiles = -(-share.rows * self.patches.output_size[1] // PIXELS_AT_ONCE) * PIXELS_AT_ONCE
+        tiles = -(-share.rows * share.columns // PIXELS_AT_ONCE) * PIXELS_AT_ONCE
         multiplied = tiles * -(-self.blocks // share.splits) * self.width // PANEL * self.patches.shape[2]
-        return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share.rows) / PANEL / VECTORS_A_CYCLE
+        copied = self.channels * self.numbers(share) * COPY_CYCLES // PANEL
+        return tasks * multiplied + -(-tasks // share.splits) * copied
 
-    def best(self, threads: int, rank: int = 0) -> ChannelsLastShare:
-        """The share with this rank by predicted cycles, among those whose field stays in the cache."""
-        rows = halves(self.patches.output_size[0])
-        itemsize = self.patches.dtype.itemsize
-        rows = [number for number in rows if self.numbers(number) * itemsize <= LARGEST_FIELD] or rows[-1:]
-        splits = [number for number in (1, 2, 4, 8) if number <= self.blocks]
+    def shares(self) -> list[Share]:
+        """Candidate shares whose part of the image stays in the cache; the smallest ones if none do."""
+        down, across = self.patches.output_size
+        splits = self.splits()
+        shares = [Share(rows, across, number) for rows in halves(down) for number in splits]
+        return [share for share in shares if self.bytes_of_planes(share) <= LARGEST_FIELD] or shares[-len(splits) :]
+
+    def splits(self) -> list[int]:
+        """Numbers of parts that the output channels may be split into."""
         if self.patches.by_channel:  # the weight is large: each block is packed for as many places as possible
-            splits = [self.blocks]
-        shares = [ChannelsLastShare(number, parts) for number in rows for parts in splits]
-        return by_cost(shares, lambda share: self.cycles(share, threads), rank)
+            return [self.blocks]
+        return [splits for splits in (1, 2, 4, 8) if splits <= self.blocks]
 
 
 def tiling(product: Product, image: Operand, right: Right, frame: ProductFrame, config: Config) -> Tiling:
     """The tiling of a convolution of ``image`` with the weights ``right`` [taps * channels, outputs]."""
     patches = product.left
     assert isinstance(patches, PatchRows)
-    width, itemsize, outputs = right.panels * PANEL, product.dtype.itemsize, product.shape[2]
+    width, outputs = right.panels * PANEL, product.shape[2]
     images, channels, height, across = patches.source.shape
     in_place = patches.by_channel or (
         not any(patches.padding) and image.strides[1] == 1 and image.strides[3] == channels
     )
-    of = ConvolutionCosts(patches, -(-outputs // width), width, in_place)
-    threads = threads_for(math.prod(patches.shape) * outputs, of.tasks(ChannelsLastShare(1, of.blocks)), config)
+    of = ChannelsLastConvolution(patches, outputs, width, in_place)
+    tasks = of.tasks(Share(1, patches.output_size[1], of.blocks))
+    threads = threads_for(math.prod(patches.shape) * outputs, tasks, config)
     share = of.best(threads, config.share)
     threads = min(threads, of.tasks(share))
-    field = aligned(of.numbers(share.rows) * itemsize)
+    field = aligned(of.bytes_of_planes(share))
     sizes = ", ".join(map(str, (images, channels, outputs, height, across, *image.strides)))
     how = f"{window_text(patches)}, {share.rows}, {int(patches.by_channel)}"
     lines = [
