@@ -36,7 +36,7 @@ def broadcast_starts(graph: GraphModule) -> Iterator[Verdict]:
             continue
         for operand in dict.fromkeys(node for node in call.args if is_filled(node)):
             if not loop.persistent:
-                yield declined((call, operand), "no kernel holds the loop: its first states are memory")
+                yield declined((call, operand), "the loop has no kernel, so its first states must be in memory")
             else:
                 yield rewrite((call, operand), broadcast, graph, call, operand, made)
 

@@ -1,4 +1,4 @@
-"""Check the values of all steps of a loop at once, and not at all where they cannot be wrong.
+"""Move the assertions of a loop's steps behind the loop, and remove those that always hold.
 
     for t: k = argmax(y)                          for t: k = argmax(y)
            assert all(k >= 0)             ->             ...
@@ -30,7 +30,7 @@ ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg)
 
 @register_pass(stage="clean", after="expand_lstm_layers")
 def checks_together(graph: GraphModule) -> Iterator[Verdict]:
-    """Check the values of all steps of a loop at once, and not at all where they cannot be wrong."""
+    """Move the assertions of a loop's steps behind the loop, and remove those that always hold."""
     groups: dict[Hashable, list[Node]] = {}
     for check in [node for op in ASSERTIONS for node in graph.graph.find_nodes(op="call_function", target=op)]:
         if holds(check.args[0]):

@@ -1,4 +1,4 @@
-"""Draw the classes of a loop's steps with random numbers that depend on sizes alone.
+"""Replace `multinomial` in a loop by an argmax of random numbers drawn before the loop.
 
     for t: k = multinomial(p, 1)         ->         for t: q = exponential(empty_like(p))
                                                            k = argmax(p / q)
@@ -34,7 +34,7 @@ MESSAGE = "probabilities of classes are negative, infinite, NaN or all zero"
 
 @register_pass(stage="clean", after="view_chains")
 def classes_by_argmax(graph: GraphModule) -> Iterator[Verdict]:
-    """Draw the classes of a loop's steps with random numbers that depend on sizes alone."""
+    """Replace `multinomial` in a loop by an argmax of random numbers drawn before the loop."""
     by_line: dict[tuple[str, torch.Size], list[Node]] = {}
     for draw in graph.graph.find_nodes(op="call_function", target=aten.multinomial.default):
         shape = draw.args[0].meta["val"].shape

@@ -36,7 +36,7 @@ def dead_code(graph: GraphModule) -> Iterator[Verdict]:
         if effects.is_pure(node):
             yield rewrite(node, surgery.erase, node)
         elif returns_something(node):
-            yield declined(node, "unused, but running it has an effect (random numbers, or unknown)")
+            yield declined(node, "its result is unused, but it draws random numbers or has an unknown effect")
 
 
 def of_last_steps(graph: GraphModule) -> set[Node]:

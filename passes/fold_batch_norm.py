@@ -81,7 +81,7 @@ def layer_of(node: Node) -> WeightedLayer | None:
 def obstacle(norm: Node, layer: WeightedLayer, constant: set[Node]) -> str | None:
     """Why the norm cannot be folded into the layer, or None; ``constant`` are the nodes with known values."""
     if len(layer.node.users) > 1:
-        return "others read what the norm reads"
+        return "other operators read the layer's result, too"
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in norm.users):
         return "the statistics of the norm are read"
     operands = [layer.weight, layer.bias, *norm.args[1:5]]
@@ -91,7 +91,7 @@ def obstacle(norm: Node, layer: WeightedLayer, constant: set[Node]) -> str | Non
     if result.dtype not in WIDE or layer.weight.meta["val"].dtype != result.dtype:
         return f"folded weights would be rounded to {result.dtype} once more"
     if result.stride() != val.stride():
-        return "the norm lays its result out differently"
+        return "the norm's result has another layout than the layer's"
     if layer.bias is not None and layer.bias.meta["val"].shape != (val.shape[1],):
         return "the bias is not one number for each channel"
     return None

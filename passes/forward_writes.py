@@ -69,7 +69,7 @@ def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
         elif node.target in READS and base in chains and not only_a_place(node):
             source = source_of(node, chains[base])
             if source is None:
-                yield declined(node, "it reads a part of what one write wrote, or what several wrote")
+                yield declined(node, "the read covers only a part of one write, or several writes")
             elif reason := obstacle(node, source, escaping):
                 yield declined(node, reason)
             else:
@@ -123,7 +123,7 @@ def shows(node: Node, new: Tensor) -> str | None:
     while worklist:
         changed, layout = worklist.pop()
         if effects.reads_place(changed):
-            return "a user of it reads the memory around it"
+            return "an operator reads the memory around it"
         for user in changed.users:
             result = _with_operand(user, changed, layout)
             if result is None:

@@ -253,7 +253,7 @@ def obstacle(found: Attention) -> str | None:
     """Why the attention should not be one kernel, or None; ``lower`` decides whether a kernel exists."""
     for node in sorted(found.between):
         if kind(node) == "random":
-            return "something random stands between the products"
+            return "a random operator stands between the two products"
     inner = [node for node in (found.first, *sorted(found.between)) if node is not found.second]
     for node in inner:
         if not found.members.issuperset(effects.readers(node)):

@@ -169,7 +169,7 @@ def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verd
         launches = loop_programs.launches_of_step(parts.loop if parts else built.loop)
         if least is None or launches < least:
             least, chosen = launches, rolled
-    yield declined(proved.steps[0], f"{reason}: no kernel holds the loop, its steps run one after another")
+    yield declined(proved.steps[0], f"{reason}: the loop has no kernel, its steps run one after another")
     built = build(chosen, persistent=False)
     values, parts = _stepwise(built)
     nodes = [node for step in chosen.steps for node in step]
@@ -190,7 +190,7 @@ def _better_unrolled(rolled: Rolled) -> str | None:
     operators = rolled.count * len(rolled.typical)
     if rolled.inputs or operators > MOST_FUSED or not all(ops.is_pointwise(n.target) for n in rolled.typical):
         return None
-    return "elementwise steps that read no part of a tensor fuse without a loop"
+    return "the steps are elementwise and read no parts of a tensor: they fuse without a loop"
 
 
 def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Roll a loop with its inputs' products computed in each step, where that is faster.
+"""Roll a loop that computes the products of its inputs in each step, where that is faster.
 
     for t: h = tanh(xs[t] @ u + h @ w)      ->      h, hs = loop(h0, xs, u, w)      both products in the step
 
@@ -39,7 +39,7 @@ SHARING_ROWS = 8
 
 @register_pass(stage="clean", after="cats_at_once", behind_others=True)  # which may rewrite every step
 def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
-    """Roll a loop with its inputs' products computed in each step, where that is faster."""
+    """Roll a loop that computes the products of its inputs in each step, where that is faster."""
     if is_short(graph) and opened(graph):
         yield from view_chains(graph)
     yield from roll(graph, obstacle)

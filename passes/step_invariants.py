@@ -1,4 +1,4 @@
-"""Compute once what all steps of a loop compute alike.
+"""Compute an operator once if all steps of a loop repeat it.
 
     for t: h = tanh(h @ softmax(w))      ->      s = softmax(w)
                                                  for t: h = tanh(h @ s)
@@ -22,5 +22,5 @@ from fuse.rewrite.verdict import Verdict
 
 @register_pass(stage="clean", after="plain_fills")
 def step_invariants(graph: GraphModule) -> Iterator[Verdict]:
-    """Compute once what all steps of a loop compute alike."""
+    """Compute an operator once if all steps of a loop repeat it."""
     yield from merged(graph, [equal for equal in equal_nodes(graph) if len(equal) >= LEAST_STEPS])

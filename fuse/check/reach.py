@@ -63,7 +63,7 @@ def unreachable(pattern: Pattern, takers: Sequence[str] = ()) -> Iterator[Findin
     if lost is not None:
         yield lost
     elif takers:
-        advice = "together they match each way through it first: give it a higher priority, or leave it out"
+        advice = "together they match all of its alternatives first: give it a higher priority, or leave it out"
         yield Finding("unreachable", pattern.name, ", ".join(takers), advice)
 
 

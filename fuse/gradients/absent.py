@@ -1,4 +1,4 @@
-"""Backward graphs without the tangents that are absent, because those results are in no loss.
+"""Remove tangents from a backward graph: those of results that the loss does not use.
 
     d1 = mul(g1, s);  d2 = mm(g2, w);  d = add(d1, d2)         g2 absent:    d = mul(g1, s)
 

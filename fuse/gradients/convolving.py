@@ -4,9 +4,9 @@
                                   dw = the weight's gradient of all images of all steps, once     behind the loop
                                   db = sum of dy
 
-The library's backward operator computes all three at once, and no loop kernel can hold it. With strides of one, the
-gradient of the image is itself a convolution: the weight is flipped in each dimension of its window, and its input and
-output channels are exchanged. Large convolutions stay with the library, which computes them faster.
+The library's backward operator computes all three at once, and has no loop kernel. With strides of one, the gradient of
+the image is itself a convolution: the weight is flipped in each dimension of its window, and its input and output
+channels are exchanged. Large convolutions stay with the library, which computes them faster.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Take the arguments of a call apart, objects of plain classes included, and put others together.
+"""Split the arguments of a call into leaves and structure, and build arguments of other leaves.
 
     model(x, cache=Cache(keys=[k0, k1], length=3))     leaves (x, k0, k1, 3), and a structure with the class and names
     leaves (y, q0, q1, 3)                              ->   (y,), {"cache": Cache(keys=[q0, q1], length=3)}
 
-``torch.utils._pytree`` takes an object for one leaf unless its class is registered. An object is opened if its class
-keeps nothing but attributes, and these lead to tensors, plain values, lists, dictionaries and such objects alone. Any
-other object stays one leaf. If one object is met twice, none is opened: their copies would be two.
+``torch.utils._pytree`` takes an object for one leaf unless its class is registered. An object is opened if its class is
+plain (:mod:`fuse.graph.opened_objects`), and if its attributes lead only to tensors, plain values, lists, dictionaries
+and other such objects. Any other object stays one leaf. If one object occurs twice, no object is opened, because a copy
+of the call would have two objects.
 """
 
 from __future__ import annotations

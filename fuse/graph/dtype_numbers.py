@@ -57,10 +57,10 @@ def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], res
     if not isinstance(value, Tensor):
         return None
     if value.dtype is torch.bool and op._opname.rstrip("_") in _NOT_OF_BOOLS:
-        return "is not there for bools"
+        return "does not take booleans"
     for name, number in _numbers(positions, args, kwargs):
         if isinstance(number, int) and not -(2**63) <= number < 2**63:
-            return f"is given {number}, which is no 64-bit integer"
+            return f"is given {number}, which is not a 64-bit integer"
         if value.dtype is not torch.bool and not _holds(value.dtype, number):
             return f"is given {number}, which {value.dtype} cannot hold"
         if name == "alpha" and not _scales(number, value.dtype):

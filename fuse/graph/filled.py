@@ -1,12 +1,12 @@
-"""Tensors from outside of a loop that its steps fill, one place a step, and that nothing in the loop reads.
+"""Tensors made before a loop that its steps fill, one position a step, and do not read.
 
     for t in range(T): out[t] = h[t]      ->      out = stack([h[0], ..., h[T - 1]])
 
     place = select(out, 0, t)
     copy_(place, h)
 
-Declined where places are filled in another order than the first to the last or back, where a copy changes the dtype or
-broadcasts, and where the step reads the place.
+Declined where the positions do not follow one another, up or down, where a copy changes the dtype or broadcasts, and
+where the step reads the position.
 """
 
 from __future__ import annotations

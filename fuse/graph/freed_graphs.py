@@ -4,7 +4,7 @@
     force = -torch.autograd.grad(energy, positions)[0]                        frees the graph behind energy
     return energy, force                                                      energy.backward() raises
 
-Such a result has a gradient function in eager mode, which raises. So it has in a compiled call.
+In eager mode, such a result has a gradient function that raises. A compiled call gives it one, too.
 """
 
 from __future__ import annotations

@@ -151,7 +151,9 @@ class JointRecorder(Recorder):
             requires_grad = self._without_freed(forward, requires_grad)
         inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
         if requires_grad and not inputs:
-            raise CaptureError("the result needs gradients of a new tensor only; a graph cannot hold that")
+            raise CaptureError(
+                "the result needs gradients only with respect to a tensor that forward makes; a graph cannot hold that"
+            )
         if not requires_grad:
             self._put_back(forward)
             unseen_writes.take_out(forward.graph)

@@ -6,8 +6,8 @@
 
 The first operator under a ``FakeTensorMode`` imports sympy for symbolic sizes, which takes a third of a second; no
 tensor here has symbolic sizes. Most models need a dozen operators, with simple results in the common case:
-floating-point operands of one dtype on the CPU. Anything else is left to torch, above all errors, whose messages users
-know.
+floating-point operands of one dtype on the CPU. torch computes everything else, and raises all errors, so that users
+see the messages that they know.
 """
 
 from __future__ import annotations

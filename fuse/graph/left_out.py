@@ -1,13 +1,13 @@
-"""Leave equal steps of loops out of a graph while it is recorded, and put them into it where somebody needs them.
+"""Leave equal steps of loops out of a graph while it is recorded, and add them where they are needed.
 
     noted operators: 1,024 equal steps          16 steps, whose operands from outside are openings
     stack([h1, ..., h1024])             ->      stack_of_steps([h1, ..., h16, remaining(h16)])
     mul(h1024, 2)                               mul(closing(h16), 2)
 
-What :mod:`fuse.graph.repeated_steps` finds equal has nodes for the first steps alone. Later results have neither a node
-nor an alias until somebody asks for one: results of the last steps then get a stand-in, as do those that ``stack`` or
-``cat`` collect of all steps. Where any other is asked for, all steps get their nodes. A tensor that steps fill
-(:mod:`fuse.graph.filled`) becomes a stack behind them.
+Of equal steps (:mod:`fuse.graph.repeated_steps`), only the first get nodes. A later result has neither a node nor an
+alias until it is asked for. A result of the last steps then gets a stand-in, and so do the results of all steps that
+``stack`` or ``cat`` collects. If any other result is asked for, all steps get their nodes. A tensor that steps fill
+(:mod:`fuse.graph.filled`) becomes a stack after them.
 """
 
 from __future__ import annotations

@@ -338,7 +338,7 @@ class Overlay:
             raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
         if attribute.entries and type(value) not in (dict, list):
             raise CaptureError(
-                f"forward changes entries of the attribute {attribute}, which is no dictionary or list any more"
+                f"forward changes entries of the attribute {attribute}, which is not a dictionary or list any more"
             )
         leaves, spec = flatten_result(value)
         if odd := [x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))]:

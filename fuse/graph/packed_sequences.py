@@ -6,8 +6,8 @@
 
 ATen runs a packed layer step by step, on matrices with as many rows as there are sequences of that length, so that
 shapes depend on ``lengths``. During a capture, ``torch._VF`` packs, pads and runs ``nn.LSTM``, ``nn.GRU`` and
-``nn.RNN`` on replacements. Only the longest length is learned, and that eager accepts the lengths. Any other read of
-the rows of a packed sequence, whose number depends on the lengths, is a capture error.
+``nn.RNN`` on replacements. Python learns only the longest length, and that eager accepts the lengths. If other code
+reads the rows of a packed sequence, the call is not captured, because the number of rows depends on the lengths.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
         positions.requires_grad_()                                of calls whose positions need gradients already
         energy = self.net(positions)
 
-A graph cannot hold it. Where ``forward`` begins with it, the flag of an argument is set before the call instead.
+A graph cannot set this flag. If ``forward`` begins by setting the flag of an argument, the runtime sets it before the
+call instead.
 """
 
 from __future__ import annotations

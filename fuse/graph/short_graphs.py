@@ -7,10 +7,10 @@
     closing(h16)                                       h1024
     stack_of_steps([h1, ..., h16, remaining(h16)])     the stack of all
 
-A short graph is as true as the whole one: a stand-in has the value of what it stands for. ``opening`` is what it is
-given. Passes know nothing of stand-ins, so that whatever they find to hold of the steps at hand holds for any initial
-state and for any place in the inputs. A pass that rolls loops takes the stand-ins away; where steps do not become a
-loop, the whole graph is made (:attr:`Steps.expand`).
+A short graph computes what the whole graph computes, because each stand-in has the value of the results that it
+replaces. ``opening`` returns its operand. Passes know nothing about stand-ins. So whatever a pass derives from the
+first steps holds for any initial state and any position in the inputs, and thus for all steps. The pass that rolls the
+loop removes the stand-ins. If the steps do not become a loop, the whole graph is made (:attr:`Steps.expand`).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     B[:, obs[t]]        eager reads the number obs[t], and returns a view   ->      index(B, [None, obs[t]])
     B[n : n + 4]        eager reads n twice, and returns a view             ->      index_select(B, 0, n + arange(4))
 
-The graph then serves any ``obs`` and ``n``. Of a slice, its length is learned, and that it lies within the tensor. The
-result is a new tensor, where eager's is a view of ``B``. If either is written afterwards, or the model returns the
-result, the call is recorded again and learns the number.
+The graph then serves any ``obs`` and ``n``. For a slice, Python learns its length, and that it lies within the tensor.
+The result is a new tensor, where eager returns a view of ``B``. If ``B`` or the result is written afterwards, or if the
+model returns the result, the call is recorded again, and Python learns the number.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     with torch.no_grad():                  made  = clamp_min(norm, eps)
         norm.clamp_min_(eps)       ->      norm' = with_gradient_of(made, norm)
 
-So ``F.cosine_similarity`` keeps its norms from zero. The operators alone do not tell this, so a record that is
-differentiated again says it by an operator of its own: the values of its first operand, the gradient of its second.
-Not for writes that draw random numbers or change the layout, nor for views made under ``no_grad``.
+``F.cosine_similarity`` keeps its norms from zero in this way. The recorded operators do not show it. So a record that
+is differentiated again has an operator for it, which returns the values of its first operand, and passes the gradient
+to its second. Declined for writes that draw random numbers or change the layout, and for views made under ``no_grad``.
 """
 
 from __future__ import annotations

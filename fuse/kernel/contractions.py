@@ -37,14 +37,14 @@ def product(left: Value, right: Value, keep: Callable[[Value], Value]) -> Value:
     wrap around.
 
     Raises:
-        Unsupported: a product of bools, which eager rejects too.
+        Unsupported: the product is of booleans, which eager rejects too.
     """
     *batch, rows, depth = left.shape
     columns = right.shape[-1]
     dtype = left.dtype
     wide = register(dtype)
     if dtype is torch.bool:
-        raise Unsupported("a product of bools")
+        raise Unsupported("the product is of booleans")
     left, right = convert(left, wide), convert(right, wide)
     full = (*batch, rows, depth, columns)
     spread_left = expand(view(left, (*left.shape, 1)), full)

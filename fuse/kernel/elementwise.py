@@ -126,7 +126,7 @@ def mul(call: Call) -> Value:
 def div(call: Call) -> Value:
     mode = call.arguments.get("rounding_mode")
     if not call.dtype.is_floating_point:
-        raise Unsupported("integer division may trap")
+        raise Unsupported("an integer division by zero would end the process")
     if mode is None:
         return call.map(operator.truediv, "self", call.unrounded("other"))
     if mode == "floor":
@@ -141,7 +141,7 @@ def divide_by_rounding(call: Call) -> Value:
     name = call.op._schema.name.split("::")[1]
     divisor = call["other"]
     if not call.dtype.is_floating_point and (isinstance(divisor, Value) or divisor in (0, -1)):
-        raise Unsupported("integer division may trap")
+        raise Unsupported("an integer division by zero would end the process")
     return _floor_divide(call) if name == "floor_divide" else call.map(getattr(fn, name), "self", "other")
 
 
@@ -187,7 +187,7 @@ def power(call: Call) -> Value:
     exponent = float(rounded(call["exponent"], call.dtype) if call.dtype in HALVES else call["exponent"])
     if not call.dtype.is_floating_point:
         if exponent != 2:
-            raise Unsupported("an integer power")
+            raise Unsupported("integers are raised to a power")
         return call.map(squared, "self")
     simple = _POWERS.get(exponent)
     if simple is None or call.dtype is torch.float16:
@@ -208,7 +208,7 @@ _POWERS: dict[float, Formula] = {
 @recipe("pow.Tensor_Tensor", "pow.Scalar")
 def power_of_tensors(call: Call) -> Value:
     if not call.dtype.is_floating_point:
-        raise Unsupported("an integer power")
+        raise Unsupported("integers are raised to a power")
     return call.map(fn.pow, "self", "exponent")
 
 
@@ -272,7 +272,7 @@ def log_sigmoid(call: Call) -> tuple[Value, Value]:
 @recipe("addcdiv")
 def addcdiv(call: Call) -> Value:
     if not call.dtype.is_floating_point:
-        raise Unsupported("integer division may trap")
+        raise Unsupported("an integer division by zero would end the process")
     return call.map(lambda x, factor, a, b: x + factor * a / b, "self", "value", "tensor1", "tensor2")
 
 

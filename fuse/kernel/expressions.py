@@ -374,7 +374,7 @@ def _plain_leaf(leaf: Expression) -> str:
             return leaf.name
         case Position():
             return str(leaf.index)
-    raise TypeError(f"{type(leaf).__name__} is no leaf")
+    raise TypeError(f"{type(leaf).__name__} is not a leaf")
 
 
 def _plain_template(whole: Operation) -> Template:

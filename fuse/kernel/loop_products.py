@@ -69,9 +69,9 @@ def convolution_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> 
     x, weight, bias, groups = bound["input"], bound["weight"], bound["bias"], bound["groups"]
     held = node.meta["val"]
     if len(x.shape) != len(weight.shape):
-        raise Unsupported("a convolution of an image without a batch")
+        raise Unsupported("the image of the convolution has no batch dimension")
     if bound["transposed"]:
-        raise Unsupported("a transposed convolution with a stride")
+        raise Unsupported("the transposed convolution has a stride")
     batch, _, *output_size = held.shape
     window = convolutions.Window.of(bound, len(output_size))
     left = convolutions.patches(x, window, weight.shape[2:], output_size, groups)

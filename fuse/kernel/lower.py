@@ -221,7 +221,7 @@ def attempt(lowered: Callable[[], Made]) -> Made | Declined:
     except (Unsupported, NotAffine, NeedsNumber) as why:
         return Declined(str(why))
     except SplitNeeded as need:
-        return Declined(f"the loop over {need.atom} would have to be split")
+        return Declined(f"the kernel would have to split the loop over {need.atom}")
     except Exception as error:  # a fault in fuse costs a kernel, not the call
         warnings.warn(reason := reason_of_fault(error), FaultWarning, stacklevel=3)
         return Declined(reason)

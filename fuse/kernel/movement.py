@@ -116,7 +116,7 @@ def rolled(call: Call) -> Value:
     """Each rolled dimension as a concatenation of its end and its beginning."""
     value = call.tensor("self")
     if not call["dims"]:
-        raise Unsupported("roll of the flattened tensor")
+        raise Unsupported("roll shifts the flattened tensor")
     for shift, dim in zip(call["shifts"], call["dims"], strict=True):
         dim %= len(value.shape)
         extent = value.shape[dim]
@@ -253,7 +253,7 @@ def _interleaved_within(value: Value, piece: Value, dim: int, start: int, step: 
     """``_interleaved`` where rows of ``step`` positions do not fill ``dim``: parts before and after them are copied."""
     count, extent = piece.shape[dim], value.shape[dim]
     if not isinstance(count, int) or not isinstance(extent, int):
-        raise Unsupported("a strided write whose step does not divide a size that varies")
+        raise Unsupported("the write has a step, and its sizes vary")
     rows = min(count, (extent - start) // step)
     end = start + rows * step
     parts = [_part(value, dim, 0, start)]
@@ -283,7 +283,7 @@ def pad(call: Call) -> Value:
     for position in range(len(widths) // 2):
         before[rank - 1 - position] = widths[2 * position]
     if min(widths, default=0) < 0:
-        raise Unsupported("a negative padding")
+        raise Unsupported("the padding is negative")
     return Pad(call.shape, call.dtype, value, tuple(before), call["value"])
 
 
@@ -317,7 +317,7 @@ def scalar_tensor(call: Call) -> Value:
 def arange(call: Call) -> Value:
     start, step = call.arguments.get("start", 0), call.arguments.get("step", 1)
     if call.dtype.is_floating_point and not (float(start).is_integer() and float(step).is_integer()):
-        raise Unsupported("arange with a fractional step rounds as eager's vector code does")
+        raise Unsupported("arange has a fractional step, and eager's vector code rounds in a way of its own")
     return Iota(call.shape, call.dtype, 0, start, step)
 
 
@@ -340,7 +340,7 @@ def triangle(call: Call) -> Value:
 def diagonal_matrix(call: Call) -> Value:
     """``where(column == row, self[row], 0)``."""
     if call["offset"]:
-        raise Unsupported("a diagonal other than the main one")
+        raise Unsupported("the diagonal is not the main one")
     return _on_diagonal(call, call.tensor("self"), Constant(call.shape, call.dtype, 0))
 
 
@@ -361,7 +361,7 @@ def _on_diagonal(call: Call, piece: Value, value: Value) -> Value:
     elif call.shape[second] == length and offset <= 0:
         counted = second
     else:
-        raise Unsupported("a diagonal that neither begins in the first row nor ends in the last column")
+        raise Unsupported("the diagonal neither begins in the first row nor ends in the last column")
     row, column = (Iota(call.shape, torch.int64, d, 0, 1) for d in (first, second))
     on_it = apply_test(lambda c, r, offset: fn.equal(c - r, offset), [column, row, offset], torch.int64, call.shape)
     kept = [(d, 1, 0) for d in range(rank) if d not in (first, second)]

@@ -67,7 +67,7 @@ def average_pool(call: Call) -> Value:
     if call["divisor_override"] is not None:
         return _mean(call, pool, call["divisor_override"])
     if not inside or (any(pool.padding) and not call["count_include_pad"]):
-        raise Unsupported("an average pool with another divisor at the border")
+        raise Unsupported("the average pool divides by another number at the border")
     return _mean(call, pool, math.prod(pool.taps))
 
 
@@ -78,7 +78,7 @@ def adaptive_average_pool(call: Call) -> Value:
     sizes = tuple(call["output_size"])
     space = x.shape[len(x.shape) - len(sizes) :]
     if 0 in sizes or any(extent % size for extent, size in zip(space, sizes, strict=True)):
-        raise Unsupported("an adaptive pool with windows of several sizes")
+        raise Unsupported("the adaptive pool has windows of several sizes")
     taps = tuple(extent // size for extent, size in zip(space, sizes, strict=True))
     return _mean(call, _Pool(taps, (0,) * len(taps), (1,) * len(taps), taps, sizes), math.prod(taps))
 
@@ -98,7 +98,7 @@ def _pool(call: Call, shape: Sequence[int], dilation: int | Sequence[int]) -> _P
 def _mean(call: Call, pool: _Pool, count: int) -> Value:
     x = call.tensor("self")
     if not x.dtype.is_floating_point:
-        raise Unsupported(f"means of {x.dtype}")
+        raise Unsupported(f"the pool takes means of {x.dtype}")
     wide = register(x.dtype)
     result, *others = (convert(tap, wide) for tap in _read(x, pool, 0))
     for other in others:
@@ -113,7 +113,7 @@ def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:
         Unsupported: a large window, or overlapping windows over a value that the kernel computes.
     """
     if math.prod(pool.taps) > MOST_TAPS:
-        raise Unsupported(f"a pool over more than {MOST_TAPS} elements")
+        raise Unsupported(f"the pool has windows of more than {MOST_TAPS} elements")
     if pool.overlaps() and not isinstance(x, Input):
         raise Unsupported("overlapping windows would compute their inputs several times")
     front = x.shape[: len(x.shape) - len(pool.taps)]

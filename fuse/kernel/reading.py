@@ -118,7 +118,7 @@ def _part(node: Node, values: Mapping[Node, Result]) -> Value:
 def _promised(node: Node, value: Result) -> Value:
     held = node.meta["val"]
     if not isinstance(value, Value):
-        raise Unsupported("an output is a tuple")
+        raise Unsupported("an output of the region is a tuple")
     if value.dtype != held.dtype or value.shape != tuple(held.shape):
         recipe = f"{value.dtype}{list(value.shape)}"
         raise Unsupported(f"{node.target} returns {held.dtype}{list(held.shape)}, but its recipe returns {recipe}")
@@ -179,7 +179,7 @@ def _output(node: Node, value: Value) -> Output:
     held = node.meta["val"]
     strides = tuple(held.stride())
     if any(s == 0 and not is_one(e) for s, e in zip(strides, held.shape, strict=True)):
-        raise Unsupported("an output is a broadcast view")
+        raise Unsupported("an output of the region is a broadcast view")
     return Output(value, strides)
 
 

@@ -37,7 +37,7 @@ def reduce(value: Value, dims: Sequence[int], op: ReduceOp, dtype: torch.dtype |
     """``op`` over ``dims``, which keep extent 1; the result has ``dtype`` (default: that of ``value``)."""
     dtype = dtype or value.dtype
     if math.prod(value.shape) == 0:
-        raise Unsupported("a reduction over no elements")
+        raise Unsupported("a reduction has no elements")
     shape = tuple(1 if d in dims else extent for d, extent in enumerate(value.shape))
     return Reduce(shape, dtype, value, tuple(dims), op)
 
@@ -123,7 +123,7 @@ def position_of_extreme(call: Call) -> Value:
         value = view(value, (math.prod(value.shape),))
         return _finished(call, reduce(value, (0,), op, torch.int64))
     if not value.shape:
-        raise Unsupported("an arg-reduction of a scalar")
+        raise Unsupported("argmax or argmin is taken of a tensor without dimensions")
     return _finished(call, reduce(value, _dims(value, call["dim"]), op, torch.int64))
 
 
@@ -164,7 +164,7 @@ def vector_norm(call: Call) -> Value:
     if order == 1.0:
         return _finished(call, total(magnitude, dims))
     if order != 2.0:
-        raise Unsupported(f"a norm of order {order:g}")
+        raise Unsupported(f"the norm is of order {order:g}")
     squares = apply(squared, [convert(value, SUM_DTYPE)], SUM_DTYPE, value.shape)
     norm = total(squares, dims)
     return _finished(call, apply(fn.sqrt, [norm], SUM_DTYPE, norm.shape))
@@ -313,7 +313,7 @@ def group_norm(call: Call) -> tuple[Value, Value, Value]:
 def batch_norm_in_training(call: Call) -> tuple[Value, ...]:
     """Batch norm by the mean and variance of each channel of the batch; updates the running ones by ``momentum``."""
     if not call["training"]:
-        raise Unsupported("batch norm by running statistics, in the form for training")
+        raise Unsupported("this batch norm uses running statistics, and its operator is the one for training")
     value = call.tensor("input")
     dims = tuple(d for d in range(len(value.shape)) if d != 1)
     mean = mean_of(value, dims)
@@ -342,7 +342,7 @@ def _weighted(a: Expression, of_a: Expression, b: Expression, of_b: Expression) 
 def batch_norm_in_eval(call: Call) -> tuple[Value | None, ...]:
     """Batch norm by the running mean and variance of each channel, in eager's order of operations."""
     if call.arguments.get("training") or call["running_mean"] is None:
-        raise Unsupported("batch norm in training")
+        raise Unsupported("this batch norm uses the statistics of the batch, and its operator is the one for inference")
     value = call.tensor("input")
     wide, channels = register(value.dtype), (value.shape[1],)
     reciprocal = apply(_reciprocal_root, [convert(call["running_var"], wide), call["eps"]], wide, channels)

@@ -39,7 +39,7 @@ def scan_of(call: Call) -> Value | tuple[Value | None, ...]:
     op, result = OPS[call.op], call.result
     value = convert(call.tensor("self"), call.dtype)
     if not value.shape:
-        raise Unsupported("a scan over a scalar")
+        raise Unsupported("the scan is of a tensor without dimensions")
     if op in ("sum", "prod") and value.dtype.is_floating_point:
         value = convert(value, torch.float64)
     scan = Scan(value.shape, call.dtype, value, call["dim"] % len(value.shape), op)

@@ -3,7 +3,7 @@
     h3 = tanh(xs[2] + h2 @ w)      ->      body(h, x, w):  next = tanh(x + h @ w);  return next, next
                                            loop(h0, xs, w)            the next state, and the collected output
 
-The body hands a state that lags several steps from one carry to the next: ``body(h1, h2) -> (new, h1)``.
+A state that is read several steps later passes through a carry for each step: ``body(h1, h2) -> (new, h1)``.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
            ys[t] = softmax(h @ out)       ->       ys = softmax(hs @ out)             one product, one kernel
            loss = loss + f(ys[t])                  loss = loss + sum(f(ys))
 
-One product for all steps reads its weight once. Without norms and softmaxes in the loop, threads can split its hidden
-units. The operators that leave read values of all steps, which the loop then collects: a product stays if this would
-cost more than the product in the step. A sum over steps that nothing else reads becomes one sum of all its terms.
+One product for all steps reads its weight once. If no norm or softmax is left in the loop, threads can share out its
+hidden units. An operator that leaves the loop reads values of all steps, which the loop must collect. A product stays
+if collecting its operands would cost more than computing it in the steps. A sum over steps that nothing else reads
+becomes one sum of all its terms.
 """
 
 from __future__ import annotations

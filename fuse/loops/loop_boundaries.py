@@ -5,8 +5,8 @@
                                                     weight     w1  w1  w1  w1  w2  w2  w2  w2
                                                     follows    .   a   a   a   b   c   c   c     loops: 0 to 3, 4 to 7
 
-Consecutive loops may have equal operators. Each step's operands follow from those of the step before: in the same way
-within a loop, in another way between two.
+Consecutive loops may have equal operators. Within a loop, each step's operands follow from those of the previous step
+by one rule. Where the rule changes, another loop begins.
 """
 
 from __future__ import annotations

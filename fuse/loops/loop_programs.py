@@ -2,9 +2,9 @@
 
     body:  s = solve(a, h);  return s[:, 0], s          body:  s = solve(a, h);  k = clone(s[:, 0]);  return k, s
 
-A step must hand on a state in memory of its own, in the layout that the next step reads. It must compute each collected
-output directly into its place in the stacked output. The copies needed for this are operators of the body, so that
-passes fuse them and counts include them. Outputs of library calls are stacked behind the loop.
+A step must store each state in memory of its own, in the layout that the next step reads. It must compute each
+collected output directly into its place in the stacked output. The copies needed for this are operators of the body, so
+that passes fuse them and counts include them. Outputs of library calls are stacked behind the loop.
 """
 
 from __future__ import annotations

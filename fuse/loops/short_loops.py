@@ -1,9 +1,9 @@
-"""Loops whose first steps only are in the graph: their stand-ins tell how many steps are left out.
+"""Loops of which only the first steps are in the graph: stand-ins tell how many steps are left out.
 
     16 steps, closing(h16), remaining(h16)      ->      the steps are a loop, and 1,008 are left out
 
-The steps are rolled as they are, and the loop takes all of them. What is read behind it must be read through
-stand-ins: the last states, and results of all steps in a ``stack`` or ``cat``.
+The steps in the graph are rolled, and the loop gets the number of all steps. Operators after the loop must read its
+results through stand-ins: the last states, and results of all steps in a ``stack`` or ``cat``.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def steps_left_out(graph: GraphModule, rolled: Rolled) -> int | str:
             else:
                 continue
             if last - k != back:
-                return "the loop is cut short, and ends before its steps at hand do"
+                return "some of the steps in the graph come after the stand-in for the others"
             found.add((loop, left_out))
     if not found:
         return 0
     if len(found) > 1:
-        return "the loop is cut short, and takes the steps of two"
+        return "stand-ins of two loops are read"
     if rolled.constants or any(moved.windows for moved in rolled.inputs):
-        return "the loop is cut short, and reads a table or windows"
+        return "the loop reads a table or windows"
     if not STEPS_KEPT // 2 < len(rolled.steps) <= STEPS_KEPT + MOST_BEFORE:
-        return "the loop is cut short, and its steps are other ones than those left out"
+        return "the loop has other steps than those left out"
     if not _reads_inputs(graph, rolled):
-        return "the loop is cut short, and its steps can be computed before any call"
+        return "the steps can be computed before any call"
     ((_, left),) = found
     assert isinstance(left, int)
     return left

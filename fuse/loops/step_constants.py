@@ -124,13 +124,14 @@ def numbers_of(
     node = nodes[-1]
     dtype = _arithmetic(node)
     if dtype not in NUMBER_DTYPES:
-        return Obstacle(f"a number of {node.name}, in {dtype}, differs from step to step", odd)
+        return Obstacle(f"a number that {node.name} takes differs from step to step, in {dtype}", odd)
     found = {i: Numbers(tuple(o[i] for o in operands), dtype) for i in positions}  # type: ignore[misc]
     if not all(numbers.exact for numbers in found.values()):
-        return Obstacle(f"a number of {node.name} differs from step to step, and {dtype} cannot hold it", odd)
+        return Obstacle(f"a number that {node.name} takes differs from step to step, and {dtype} cannot hold it", odd)
     if _changed_layout(node, dtype):
         return Obstacle(
-            f"a number of {node.name} differs from step to step, and as a tensor would change the dtype", odd
+            f"a number that {node.name} takes differs from step to step; given as a tensor, it would change the dtype",
+            odd,
         )
     return found
 

@@ -26,7 +26,7 @@ from torch import nn
 from fuse.graph.sources import line_at, line_traced
 from fuse.report.inductor import calls_in, generated_code
 
-_NEVER_TRIED = "one of the two calls a library or ATen, which Inductor does not try to fuse"
+_NEVER_TRIED = "one of the two is a library or ATen call, and Inductor does not try to fuse those"
 Computed = tuple[tuple[str, ...], tuple[str, ...]]
 """The user's lines and the ATen operators that a kernel computes."""
 

@@ -26,7 +26,9 @@ def read(path: Path) -> dict[str, Any]:
         raise FuseError(f"{path} is not JSON ({error}); save a report with fuse show --json -o FILE") from error
     versions = range(1, SCHEMA_VERSION + 1)
     if not isinstance(report, dict) or report.get("schema_version") not in versions or "after" not in report:
-        raise FuseError(f"{path} is no report of schema_version 1 to {SCHEMA_VERSION}; save one with fuse show --json")
+        raise FuseError(
+            f"{path} is not a report of schema_version 1 to {SCHEMA_VERSION}; save one with fuse show --json"
+        )
     return report
 
 

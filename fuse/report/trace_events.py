@@ -85,7 +85,7 @@ def _objects(stream: IO[str], path: Path) -> Iterator[Any]:
     while at is None:  # the text before the events may be long
         more = stream.read(_CHUNK)
         if not more:
-            raise FuseError(f"{path} is no Chrome trace: it has no traceEvents; write one with torch.profiler")
+            raise FuseError(f"{path} is not a Chrome trace: it has no traceEvents; write one with torch.profiler")
         buffer += more
         at = _first(buffer)
     wanted = _CHUNK
@@ -102,7 +102,7 @@ def _objects(stream: IO[str], path: Path) -> Iterator[Any]:
         except ValueError:
             more = stream.read(wanted)
             if not more:
-                raise FuseError(f"{path} is no Chrome trace, or is cut off: its events end in the middle") from None
+                raise FuseError(f"{path} is not a Chrome trace, or is cut off: its events end in the middle") from None
             buffer, at, wanted = buffer[at:] + more, 0, wanted * 2
             continue
         yield value

@@ -116,7 +116,7 @@ class TraceReport:
 def trace(path: Path, model: LoadedModel | None = None, target: str = "") -> TraceReport:
     """Read the trace at ``path``; with a ``model``, find its calls and their launches after fuse's passes.
 
-    Raises ``FuseError`` where the file is no Chrome trace, or the model cannot be captured.
+    Raises ``FuseError`` where the file is not a Chrome trace, or the model cannot be captured.
     """
     read = recording(events(path))
     launches = read.launches

@@ -203,7 +203,7 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
         for other in (*info.after, *info.before):
             if other not in by_name:
                 hint = _installed.suggestion(other)
-                raise FuseError(f"pass {info.name!r} of {info.origin} names {other!r}, which is no pass{hint}")
+                raise FuseError(f"pass {info.name!r} of {info.origin} names {other!r}, which is not a pass{hint}")
         for first, second in (*((one, info.name) for one in info.after), *((info.name, one) for one in info.before)):
             if rank[first][0] > rank[second][0]:
                 stages = f"{first!r} is of stage {by_name[first].stage!r}, {second!r} of {by_name[second].stage!r}"

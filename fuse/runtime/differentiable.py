@@ -5,12 +5,13 @@
     inputs           -> forward graph   -> values that the call saved, with their history
     these, tangents  -> backward graph  -> gradients, with theirs
 
-A backward program computes gradients without a history. The graphs can have one where operators alone decide what is
-differentiated: a graph knows no ``detach``. The forward graph runs once more on the inputs of the call. The values that
-it gives must be those that the call saved, or somebody wrote to an input in between.
+A backward program computes gradients without a history, so that they cannot be differentiated. Run under autograd, the
+graphs of the call give gradients with a history, if operators alone determine what is differentiated (a graph has no
+``detach``). The forward graph runs once more on the inputs of the call. If its values differ from those that the call
+saved, an input was written in between.
 
-Autograd takes no gradient of the mean and the deviation that operators of normalisation return beside their result.
-Backward graphs compute with these, so that they are computed from the input here.
+Autograd does not differentiate the mean and the deviation that operators of normalisation return beside their result.
+Backward graphs compute with these two values, so this file computes them from the input.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     calls that differ in sizes and numbers
         once the last eight failed for one reason                 after 32 further calls, after 128, after 512, ...
 
-A model that fills a cache or counts warm-up steps may become one that can be captured, most do not; a capture takes as
-long as many eager calls.
+A capture takes as long as many eager calls. A model that fills a cache or counts warm-up steps may be captured later;
+most others never are.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     fused.generate(x)    ->   model.generate(x), in which    self(x)            is a call of the compiled model
     fused.encode(x)      ->   model.encode(x), in which      self.encoder(x)    is a part with its own engine
 
-The first call of a method shows which of both it needs. Methods that call no module are the model's own.
+The first call of a method shows which of the two it needs. Methods that call no module are the model's own.
 """
 
 from __future__ import annotations

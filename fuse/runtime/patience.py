@@ -10,11 +10,12 @@
     x [131, 8, 8]   compiled, if it needs to be: a length may have chosen another way through the model
     x [1, 10, 8]    needs a kernel of its own: eager, until such calls have taken as long as the compiler does
 
-Batches cut at their own length seldom have one size twice, and a capture takes as long as many eager calls: whoever
-captured each size would be slower with fuse than without. A size that returns is worth its capture, and one that is
-rare (one row is left of an epoch) is not worth kernels of its own. Which those are is not known before; as with skis
-that are rented until the rent has added up to the price, no order of sizes costs more than twice what would have been
-best. One capture of a size beyond the others serves all that lie between (:mod:`fuse.runtime.reaching`).
+If each batch is cut at a length of its own, few sizes come twice, and a capture takes as long as many eager calls:
+captures of all sizes would make fuse slower than eager. A size that returns is worth its capture. A rare size (one row
+is left of an epoch) is not worth kernels of its own. Nobody knows beforehand which sizes return. So a further one runs
+eager until its eager calls have taken as long as its capture would (the ski-rental rule). In any order of sizes, this
+costs at most twice the best choice. One capture of a size beyond the others serves all that lie between
+(:mod:`fuse.runtime.reaching`).
 """
 
 from __future__ import annotations

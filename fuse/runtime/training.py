@@ -483,7 +483,9 @@ _node.apply = _Step.backward  # torch's own method looks this function up in eac
 def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor], reason: str) -> tuple[Tensor | None, ...]:
     """The gradients as differentiable tensors whose own gradients raise, with respect to any of ``made_of``."""
     made = [gradient for gradient in gradients if gradient is not None]
-    message = f"{TWICE}, which cannot be had for this one ({reason}): run the model itself, not the compiled one"
+    message = (
+        f"{TWICE}, and fuse cannot compute them for this call ({reason}): run the model itself, not the compiled one"
+    )
     guard = torch._C._functions.DelayedError(message.encode(), len(made) + len(made_of))
     guarded = iter(guard(*(gradient.detach().requires_grad_() for gradient in made), *made_of))
     return tuple(None if gradient is None else next(guarded) for gradient in gradients)

@@ -32,7 +32,7 @@ def test_unused_random_numbers_are_still_drawn(rewritten):
     result = rewritten(UnusedNoise(), torch.randn(3), passes=["dead_code"])
     assert sum(fired.launches_saved for fired in result.ledger.fired) == 0
     assert result.count("rand") == 2
-    assert result.reasons == {"unused, but running it has an effect (random numbers, or unknown)": 1}
+    assert result.reasons == {"its result is unused, but it draws random numbers or has an unknown effect": 1}
 
 
 def test_unused_arguments_stay_placeholders(rewritten):

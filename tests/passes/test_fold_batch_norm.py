@@ -98,7 +98,7 @@ NEAR_MISSES: dict[str, tuple[Callable[[], Layers], Tensor, str]] = {
     "another reader": (
         lambda: Layers(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), both=True),
         IMAGE,
-        "others read what the norm reads",
+        "other operators read the layer's result, too",
     ),
     "half precision": (
         lambda: Layers(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)).bfloat16(),

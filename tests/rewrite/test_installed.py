@@ -68,7 +68,7 @@ def test_a_plugin_whose_order_does_not_fit_is_broken_and_the_others_run(plugins)
         circle=PASS.format(name="circle", order="stage='fuse', after='fuse_movement', before='fuse_pointwise'"),
     )
     assert list(broken) == ["unknown", "circle"]
-    assert broken["unknown"].endswith("names 'dead_cod', which is no pass (did you mean 'dead_code'?)")
+    assert broken["unknown"].endswith("names 'dead_cod', which is not a pass (did you mean 'dead_code'?)")
     assert "declare an order that contradicts itself" in broken["circle"]
     assert plugin_passes() == ["whole"]
 

@@ -49,7 +49,7 @@ def test_a_cycle_names_the_passes_in_it():
 
 def test_a_constraint_on_no_pass_suggests_one():
     with pytest.raises(
-        FuseError, match=r"'x' of tests names 'dead_cod', which is no pass \(did you mean 'dead_code'\?\)"
+        FuseError, match=r"'x' of tests names 'dead_cod', which is not a pass \(did you mean 'dead_code'\?\)"
     ):
         registry.ordered([*registry.registered(), info("x", after=("dead_cod",))])
 

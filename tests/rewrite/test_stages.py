@@ -108,7 +108,7 @@ def test_a_pass_sees_what_the_stages_before_it_leave(stage: Stage, registered: C
 
 
 def swish(graph: GraphModule) -> Iterator[Verdict]:
-    """Say x * sigmoid(x) as silu(x)."""
+    """Replace x * sigmoid(x) by silu(x)."""
     for product in graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         x, gate = product.args
         if isinstance(gate, Node) and gate.target is aten.sigmoid.default and gate.args == (x,):

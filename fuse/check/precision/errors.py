@@ -142,7 +142,7 @@ class PrecisionTarget:
         try:
             return cls(found[1], float(found[3]))
         except ValueError as error:
-            raise FuseError(f"target {text!r}: {found[3]} is no number") from error
+            raise FuseError(f"target {text!r}: {found[3]} is not a number") from error
 
     def met(self, found: Errors) -> bool:
         """Whether errors are small enough.

@@ -112,13 +112,13 @@ def _products(computation: Computation) -> tuple[Product, Product]:
         raise Unsupported(f"a kernel has at most two products, not {len(found)}")
     first, second = found
     if first not in products_below([second.left]) or products_below([second.right]):
-        raise Unsupported("two products in one kernel, and the left operand of the second is not made from the first")
+        raise Unsupported("the left operand of the second product is not computed from the first product")
     if not reductions_below([second.left]):
-        raise Unsupported("two products in one kernel, and no softmax between them")
+        raise Unsupported("there is no softmax between the two products")
     if first.dtype != second.dtype:
-        raise Unsupported("two products of different dtypes in one kernel")
+        raise Unsupported("the two products have different dtypes")
     if any(is_one(_batch(product).shape[2]) for product in (first, second)):
-        raise Unsupported("a product of one column")
+        raise Unsupported("a product has one column only")
     return first, second
 
 

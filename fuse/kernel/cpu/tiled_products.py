@@ -86,7 +86,7 @@ def tiled(computation: Computation, name: str, config: Config) -> Written:
     """
     product, *more = products_below([o.value for o in computation.outputs])
     if more:
-        raise Unsupported("two products in one kernel")
+        raise Unsupported("a kernel without attention has one product at most")
     frame = ProductFrame.of(computation)
     epilogue = epilogue_of(computation, product, frame.inputs, frame.outputs)
     tiling = _tiling(product, frame, config)

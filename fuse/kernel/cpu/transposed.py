@@ -94,7 +94,7 @@ def tiling(product: Product, weight: Operand, image: Operand, frame: ProductFram
     groups, outputs, depth = product.left.shape
     phases = math.prod(patches.stride)
     if phases > MOST_PHASES:
-        raise Unsupported(f"a transposed convolution with more than {MOST_PHASES} phases")
+        raise Unsupported(f"the stride of the transposed convolution has more than {MOST_PHASES} phases")
     of = Phases(ordinary(patches), outputs * phases, phases)
     work = of.images * outputs * depth * math.prod(of.patches.output_size)
     threads = threads_for(work, of.images * of.patches.output_size[0] * outputs, config)

@@ -165,7 +165,9 @@ def _parameters(name: str, function: Callable[..., Any]) -> tuple[PatternParamet
     found = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise FuseError(f"pattern {name!r}: parameter {parameter.name!r} must be an ordinary one")
+            raise FuseError(
+                f"pattern {name!r}: parameter {parameter.name!r} must not be keyword-only, *args or **kwargs"
+            )
         spec = TensorSpec() if parameter.default is inspect.Parameter.empty else parameter.default
         if not isinstance(spec, (TensorSpec, ManySpec)):
             raise FuseError(

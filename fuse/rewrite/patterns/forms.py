@@ -277,7 +277,7 @@ def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], list
     roots, results = _roots(pattern, run.arguments, Environment(run.constants, choices), mode)
     computing = [term for term in below(*roots) if term.computes]
     if all(_is_view(term) for term in computing):
-        raise FuseError(f"pattern {pattern.name!r} computes nothing: views and casts alone are no pattern")
+        raise FuseError(f"pattern {pattern.name!r} computes nothing: views and casts alone are not a pattern")
     if by_strides := next((term for term in computing if _target(term) in BY_STRIDES and _is_own(term)), None):
         raise FuseError(
             f"pattern {pattern.name!r} has `{by_strides.name}`, which depends on how tensors lie in memory; "

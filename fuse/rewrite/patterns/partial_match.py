@@ -29,7 +29,7 @@ FITS = 4
 """The score of a matching operator; an input, which may be anything, scores less."""
 
 TWO_VALUES = "another parameter for the second"
-TOO_MANY_WAYS = "it could lie here in more ways than are tried"
+TOO_MANY_WAYS = "it may match here in more ways than are tried"
 
 
 def partial_match_at(form: Form, index: GraphIndex, term: Term, step: Step) -> PartialMatch:
@@ -114,7 +114,7 @@ class _Placing:
                 )
             else:
                 name = called(term.origin)
-                reason = f"nothing goes on with `{name}` here, as the pattern does"
+                reason = f"no `{name}` reads this, as in the pattern"
                 self._differ(term, self.steps.get(read), reason, f"fuse.optional(...) for `{name}`")
 
     def _score(self, term: Term, step: Step, depth: int) -> int:

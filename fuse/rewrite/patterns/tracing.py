@@ -125,7 +125,7 @@ class _PatternRecorder(Recorder):
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise CaptureError("it must return a tensor, or a tuple of tensors")
         if any(spec.kind != "argument" and spec.value is None for spec in self.inputs):
-            raise CaptureError("it reads a tensor that is no parameter; make it one")
+            raise CaptureError("it reads a tensor that is not a parameter; make it one")
         if any(self.functional.aliases[id(fake)].base.version for fake in self.placeholders):
             raise CaptureError("it writes to an input")
         outputs = tuple(self.functional.value(leaf) for leaf in leaves)

@@ -15,8 +15,8 @@ FUNCTIONS = (
 
 
 TOLD = {
-    "ravel": "views and casts alone are no pattern",
-    "linalg.diagonal": "views and casts alone are no pattern",
+    "ravel": "views and casts alone are not a pattern",
+    "linalg.diagonal": "views and casts alone are not a pattern",
     "as_strided_scatter": "pattern 'Sample' has `as_strided_scatter`, which depends on how tensors lie in memory",
 }
 

@@ -274,7 +274,7 @@ def test_a_search_that_is_too_long_is_given_up(try_pattern, monkeypatch):
     monkeypatch.setattr(search, "MAX_TRIES", 2)  # the product, and the sigmoid
     assert try_pattern(swish, swish, randn(4)).matched
     monkeypatch.setattr(search, "MAX_TRIES", 1)
-    assert try_pattern(swish, swish, randn(4)).reason == "structure: it could lie here in more ways than are tried"
+    assert try_pattern(swish, swish, randn(4)).reason == "structure: it may match here in more ways than are tried"
 
 
 def test_fuel_stops_patterns_too(registered):
