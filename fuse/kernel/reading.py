@@ -37,8 +37,6 @@ from fuse.kernel.names import plain_name
 from fuse.kernel.recipes import Result, Unsupported, translate
 from fuse.kernel.values import Computation, Input, Map, Output, Value
 
-MAX_RANK = 16
-
 
 @dataclass(frozen=True)
 class GraphValues:
@@ -88,8 +86,6 @@ def check(value: object) -> None:
         raise Unsupported(f"dtype {value.dtype} is not supported in kernels")
     if value.numel() == 0:
         raise Unsupported("a tensor has no elements")
-    if value.dim() > MAX_RANK:
-        raise Unsupported(f"a tensor has more than {MAX_RANK} dimensions")
     if value.layout is not torch.strided or value.is_conj() or value.is_neg():
         raise Unsupported("a tensor is sparse or lazily conjugated or negated")
     if not has_kernels(value):

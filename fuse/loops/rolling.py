@@ -46,11 +46,13 @@ from fuse.loops.step_constants import Numbers, StepTable, numbers_of, table_of
 aten = torch.ops.aten
 
 LEAST_STEPS = 4
+"""The fewest equal steps of a loop. Three steps are as fast unrolled as in a loop kernel: models/lstm_loop.py,
+gru_loop.py and lstm_layernorm.py with ``seq_length=3`` took 91, 71 and 43 us unrolled, and 119, 70 and 56 us rolled
+(one thread of an EPYC, the shortest of 200 calls)."""
 MOST_PEELED = 3
-"""The most steps peeled at the beginning of a loop, and at its end."""
-
+"""The most steps peeled at the beginning of a loop, and at its end. Peeled steps launch kernels of their own."""
 ATTEMPTS = 4
-"""The most attempts to peel or group steps before the search gives up."""
+"""The most attempts to peel or group steps before the search gives up; each is a proof over all steps."""
 
 
 @dataclass

@@ -195,8 +195,8 @@ def show(
             computed from real tensors. A call that cannot be captured is counted while a copy of it runs.
         args, kwargs: the arguments of one call; their shapes and dtypes determine the counts.
         passes: names of the passes to run; by default all that are enabled.
-        device: the device profile that predicts small operators and models time (``cpu``, ``v100``, ``ascend910``,
-            ``h200``).
+        device: the device profile (``cpu``, ``v100``, ``ascend910``, ``h200``). It decides which operators are small,
+            and gives the estimated seconds.
         train: capture the call in training mode (dropout and the like) with its gradients, then restore the mode. The
             report's ``backward`` has the backward pass, ``optimizer`` the launches of optimizers.
         fuel: stop after this many rewrites.

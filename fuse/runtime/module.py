@@ -93,6 +93,7 @@ class Fused(nn.Module):
         return engine.call(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of ``model(*args, **kwargs)``: the same values, structure and aliases as in eager mode."""
         engine: Engine = self.__dict__["_engine"]
         if is_compiling() or is_traced():  # torch.compile and torch.jit.trace record the model's own operators
             return engine.model(*args, **kwargs)

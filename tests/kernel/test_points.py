@@ -147,3 +147,14 @@ def test_near_misses_read_their_images_in_place(
 ) -> None:
     x = torch.randn(shape).to(memory_format=torch.channels_last)
     assert "_lines[" not in lowered(function, x).kernel.source
+
+
+def test_a_tensor_of_twenty_dimensions_has_a_kernel() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.tanh(x) + torch.softmax(x.permute(*reversed(range(x.dim()))), -1)
+
+    x = torch.randn([1, 2] * 10)
+    fused = fuse.compile(Function(function))
+    torch.testing.assert_close(fused(x), function(x))
+    assert not fused.last_run.aten
+    assert not fused.last_run.fallbacks

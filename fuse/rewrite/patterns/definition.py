@@ -165,9 +165,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> tuple[PatternParamet
     found = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise FuseError(
-                f"pattern {name!r}: parameter {parameter.name!r} must not be keyword-only, *args or **kwargs"
-            )
+            raise FuseError(f"pattern {name!r}: parameter {parameter.name!r} must not be keyword-only or variadic")
         spec = TensorSpec() if parameter.default is inspect.Parameter.empty else parameter.default
         if not isinstance(spec, (TensorSpec, ManySpec)):
             raise FuseError(

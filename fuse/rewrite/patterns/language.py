@@ -91,6 +91,12 @@ def const(name: str, example: Any = UNSET) -> Any:
 
     Raises:
         FuseError: called outside of a pattern.
+
+    ``x * fuse.const("factor")`` matches ``x * 0.5`` and ``x * 3``. Run for the first of these:
+
+    >>> with running(Environment(constants={"factor": 0.5}, choices={})):
+    ...     const("factor")
+    0.5
     """
     environment = _running("const")
     environment.examples.setdefault(name, example)
@@ -110,6 +116,12 @@ def either(*alternatives: Any, name: str | None = None) -> Any:
 
     Raises:
         FuseError: called outside of a pattern, or without an alternative.
+
+    ``fuse.either(torch.relu(h), torch.tanh(h), name="activation") * gate`` matches both products. Run for the second:
+
+    >>> with running(Environment(constants={}, choices={"activation": 1})):
+    ...     either("relu", "tanh", name="activation")
+    'tanh'
     """
     environment = _running("either")
     if not alternatives:
@@ -125,6 +137,12 @@ def optional(function: Callable[[Any], Any], value: Any, name: str | None = None
 
     Raises:
         FuseError: called outside of a pattern.
+
+    ``fuse.optional(torch.relu, x @ w)`` matches products with and without a ``relu``. Run for the first:
+
+    >>> with running(Environment(constants={}, choices={})):
+    ...     optional(torch.relu, torch.tensor(-2.0))
+    tensor(0.)
     """
     return either(lambda: function(value), value, name=name)
 
@@ -132,7 +150,11 @@ def optional(function: Callable[[Any], Any], value: Any, name: str | None = None
 def many(at_least: int = 1) -> Any:
     """The default of a parameter that takes a list of tensors, of any length from ``at_least`` on.
 
-    In ``check`` it is a list of nodes, in ``replace`` a list of tensors.
+    In ``check`` it is a list of nodes, in ``replace`` a list of tensors. ``def pattern(self, pieces=fuse.many(2)):
+    return torch.cat(pieces, 1)`` matches concatenations of two pieces or more.
+
+    >>> many(at_least=2)
+    ManySpec(at_least=2)
     """
     return ManySpec(at_least)
 

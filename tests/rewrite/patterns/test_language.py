@@ -365,7 +365,7 @@ class WithAnotherReplace:
     ("source", "message"),
     [
         (no_tensor, "takes no tensor"),
-        (with_keywords, "parameter 'y' must not be keyword-only, *args or **kwargs"),
+        (with_keywords, "parameter 'y' must not be keyword-only or variadic"),
         (with_a_default, "the default of 'y' must be"),
         (WithoutPattern, "has no method 'pattern'"),
         (WithAnUnknownMethod, "has a method 'chek'; known are backward, check, examples, pattern, replace"),
