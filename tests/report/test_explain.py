@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Any, Callable[..., Any], tuple[Tensor, ...], str, str, tu
         tail, lambda x, w, s: F.gelu(x @ w + s), TAIL, "structure", "`gelu` where the pattern has `relu`", (2, 3)),
     "nothing at the end": (
         tail, lambda x, w, s: x @ w + s, TAIL,
-        "structure", "nothing goes on with `relu` here, as the pattern does", (2, 3)),
+        "structure", "no `relu` follows here, as it does in the pattern", (2, 3)),
     "a number for a tensor": (
         tail, lambda x, w, s: torch.relu(x @ w + 2), TAIL,
         "structure", "`add` takes a number, where the pattern has a tensor", (2, 3)),

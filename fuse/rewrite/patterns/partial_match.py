@@ -114,7 +114,7 @@ class _Placing:
                 )
             else:
                 name = called(term.origin)
-                reason = f"no `{name}` reads this, as in the pattern"
+                reason = f"no `{name}` follows here, as it does in the pattern"
                 self._differ(term, self.steps.get(read), reason, f"fuse.optional(...) for `{name}`")
 
     def _score(self, term: Term, step: Step, depth: int) -> int:
