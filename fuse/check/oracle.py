@@ -304,6 +304,8 @@ def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[_Outcome, in
     containers = compiled.carried.given(call.args, call.kwargs) or () if compiled.carried else ()
     assert compiled.program is not None
     assert compiled.rebuild is not None
+    if compiled.drawing is not None:
+        tensors, _ = compiled.drawing.begin(tensors)
     if compiled.training is not None:
         for tensor in call.tensors().values():
             tensor.grad = None

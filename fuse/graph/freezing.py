@@ -21,7 +21,8 @@ def freeze(graph: GraphModule, model: nn.Module) -> None:
     returned = {output.index for output in signature.outputs if output.kind == "input"}
     inputs = list(signature.inputs)
     for index, spec in enumerate(inputs):
-        if (spec.kind in ("parameter", "buffer") or spec.may_change) and index not in written | returned:
+        is_held = spec.kind in ("parameter", "buffer") or (spec.kind == "constant" and spec.may_change)
+        if is_held and index not in written | returned:
             value = held_tensor(spec, model)
             kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             inputs[index] = InputSpec("constant", spec.name, value=kept.copy_(value.detach()))

@@ -3,6 +3,7 @@
     scale = x.abs().max().item()       a Number: a node of the graph, and its value in this call
     x / scale                          div(x, node): nothing is learned
     if scale > 3:                      learned: the boolean gt(node, 3)
+    if random.random() < 0.5:          learned: the boolean; Python compares, and no node is needed (drawn_numbers.py)
     range(int(n)), f"{scale}"          learned: the number itself
     scale * 2 + 1                      another Number
 
@@ -13,6 +14,7 @@ are exact. Dividing by a Number learns that it is not zero, because Python raise
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +42,9 @@ class Reading(Protocol):
     """The recorder of numbers, :class:`fuse.graph.value_reads.Reader`; ``closed`` after the recording."""
 
     closed: bool
+    gave_symbols: bool
+
+    def refusing(self) -> AbstractContextManager[None]: ...
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node: ...
     def truth(self, node: Node) -> bool: ...
@@ -47,21 +52,42 @@ class Reading(Protocol):
     def tensor(self, node: Node) -> Tensor: ...
 
 
+class Drawing(Protocol):
+    """A random number that Python drew, :class:`fuse.graph.drawn_numbers.DrawRecord`; ``is_plain``: it has no node."""
+
+    @property
+    def is_plain(self) -> bool: ...
+    def compared(self, name: str, other: float | int) -> bool: ...
+    def learned(self) -> int: ...
+    def node(self) -> Node: ...
+
+
 @dataclass(eq=False)
 class _Facts:
     """The facts about a number.
 
-    ``node``: the number as float64 or int64. ``value``: its value in this call. ``origin``: the tensor without
-    dimensions that it was read from, if any. ``bound``: the largest absolute value that an integer is known to have.
-    ``root``: the node of the integer that it is a sum of, and what was added; None if it is no sum.
+    ``made``: the node of the number as float64 or int64; None before that of a ``drawn`` number is needed. ``value``:
+    its value in this call. ``origin``: the tensor without dimensions that it was read from, if any. ``bound``: the
+    largest absolute value that an integer is known to have. ``root``: the node of the integer that it is a sum of, and
+    what was added; None if it is no sum.
     """
 
     reader: Reading
-    node: Node
+    made: Node | None
     value: float | int
     origin: Node | None = None
     bound: int | None = None
     root: tuple[Node, int] | None = None
+    drawn: Drawing | None = None
+
+    @property
+    def node(self) -> Node:
+        if self.made is None:
+            assert self.drawn is not None
+            with self.reader.refusing():
+                self.made = self.drawn.node()
+            self.reader.gave_symbols = True
+        return self.made
 
 
 class Number:
@@ -92,7 +118,8 @@ class Number:
 
     def __abs__(self) -> Any:
         facts = self.facts
-        if facts.reader.closed or (isinstance(facts.value, int) and _bound(self) is None):
+        is_plain = (drawn := _drawing(self)) is not None and drawn.is_plain
+        if facts.reader.closed or is_plain or (isinstance(facts.value, int) and _bound(self) is None):
             return abs(known(self))
         node = facts.reader.emit(aten.abs.default, facts.node)
         return Number(_Facts(facts.reader, node, abs(facts.value), None, facts.bound))
@@ -116,6 +143,11 @@ class Number:
 def read_number(reader: Reading, node: Node, value: float | int, origin: Node | None) -> Number:
     """The Number of ``node``, a float64 or int64 without dimensions, whose value in this call is ``value``."""
     return Number(_Facts(reader, node, value, origin))
+
+
+def drawn_number(reader: Reading, value: float | int, drawn: Drawing, bound: int | None) -> Number:
+    """The Number of a random number that Python drew, whose value in this call is ``value``."""
+    return Number(_Facts(reader, None, value, None, bound, None, drawn))
 
 
 def is_number(value: Any) -> bool:
@@ -148,7 +180,12 @@ def known(value: Any) -> Any:
     if type(value) is not Number:
         return value
     facts = value.facts
-    return facts.value if facts.reader.closed else facts.reader.number(facts.node)
+    if facts.reader.closed:
+        return facts.value
+    if (drawn := _drawing(value)) is not None:
+        with facts.reader.refusing():
+            return drawn.learned()
+    return facts.reader.number(facts.node)
 
 
 def _all_known(value: Any) -> Any:
@@ -163,6 +200,11 @@ def _all_known(value: Any) -> Any:
 def _computed(name: str, left: Any, right: Any) -> Any:
     """The result of an arithmetic operator with a Number; None if it needs plain numbers."""
     reader: Reading = next(one.facts.reader for one in (left, right) if type(one) is Number)
+    if (drawn := _drawing(left) or _drawing(right)) is not None:
+        if name in _COMPARISONS and type(left) is not type(right):  # with a number that Python knows
+            return drawn.compared(name, right) if type(left) is Number else drawn.compared(_MIRRORED[name], left)
+        if drawn.is_plain:
+            return None
     kinds = [type(_value(one)) is float for one in (left, right)]
     bounds = [0 if is_float else _bound(one) for one, is_float in zip((left, right), kinds, strict=True)]
     if reader.closed or None in bounds:
@@ -215,6 +257,11 @@ def _bound(value: Any) -> int | None:
         facts.bound = _SMALL if above and below else None
     bound: int | None = facts.bound
     return bound
+
+
+def _drawing(value: Any) -> Drawing | None:
+    """The drawing of a random number during its recording; None for any other value."""
+    return value.facts.drawn if type(value) is Number and not value.facts.reader.closed else None
 
 
 def _value(value: Any) -> Any:
@@ -322,7 +369,7 @@ def _as_tensor(number: Number, beside: Tensor, exactly: bool) -> Tensor | None:
     ``exactly``: the tensor must have exactly the number's value.
     """
     facts = number.facts
-    if facts.reader.closed:
+    if facts.reader.closed or ((drawn := _drawing(number)) is not None and drawn.is_plain):
         return None
     dtype = torch.result_type(beside, facts.value)
     if dtype in (torch.float16, torch.bfloat16) and beside.dim():

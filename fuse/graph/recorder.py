@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fuse import ops
 from fuse.devices import HOST
@@ -42,6 +42,7 @@ from fuse.graph.arguments import named_leaves
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
 from fuse.graph.conversions import idle_conversions
+from fuse.graph.drawn_numbers import DrawRecord, draws_followed
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_mode import WithoutSwitch
 from fuse.graph.fake_parameters import with_fake_parameters
@@ -114,6 +115,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
         self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients, self.dispatches)
+        self.drawn = DrawRecord(self.reader, self._drawn_input, plan.plain_reads)
         self.inference = InferenceModes(self.dispatches)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
@@ -139,7 +141,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         except (Assigns, Reads, NoData):
             raise
         except CaptureError as error:
-            if self.reader.gave_symbols:  # plain numbers may work where Numbers fail
+            if self.reader.gave_symbols and not self.reader.plain:  # plain numbers may work where Numbers fail
                 raise WantsPlain from error
             error.depends = bool(self.reader.facts)
             raise
@@ -286,6 +288,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             with (
                 with_fake_parameters(self.model, self._fake_of_state) as assigned,
                 self.overlay.applied(self._fake_of_attribute),
+                draws_followed(self.drawn, before.names),
             ):
                 yield
         except Exception as error:  # whatever the user's code raises
@@ -348,6 +351,13 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         fake = self._fake_of_attribute(real, name)
         return fake, self.reader.item(fake)
 
+    def _drawn_input(self, number: int | float, draw: int) -> Node:
+        """A random number that Python draws as an input."""
+        with _disable_current_modes():
+            real = torch.tensor(number, dtype=_DTYPES[type(number)], device=HOST)
+        spec = InputSpec("draw", f"draw_{draw}", draw, value=real, may_change=True)
+        return self._add_input(self._adopt(real), spec, writes_back=False)
+
     def _refuse_learned_numbers(self) -> None:
         """Refuse attributes as inputs if the graph learns their numbers: it would serve one call only."""
         if numbers := self.overlay.numbers():
@@ -363,7 +373,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self._refuse_learned_numbers()
         leaves = flatten_result(result)[0]
         tensors, self.learning, self.numbers = self.reader.finish(leaves)
-        if not self.learning.lines:
+        if not self.learning.lines and not self.learning.leaves:
             self.learning = None
         return (tensors, result) if self.learning else result
 
@@ -527,6 +537,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             self.context,
             self.inference.is_whole(),
             self.changed_containers,
+            self.drawn.found(),
         )
         return module
 

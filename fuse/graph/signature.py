@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.utils._pytree import TreeSpec
 
+from fuse.graph.drawn_numbers import Drawn
 from fuse.graph.learned import Learning
 
 
@@ -30,12 +31,13 @@ class InputSpec:
 
     ``argument``: leaf ``index`` of the flattened call arguments. ``parameter`` and ``buffer``: the tensor called
     ``name`` (qualified, as in ``state_dict``). ``attribute``: leaf ``index`` of the flattened values that the
-    ``mutated`` attributes which are read have before the call. ``constant``: ``value``, a tensor made in ``forward``
+    ``mutated`` attributes which are read have before the call. ``draw``: the random number ``index`` that Python draws
+    (``value`` in the captured call). ``constant``: ``value``, a tensor made in ``forward``
     from Python numbers, or an unregistered tensor of the model, whose numbers ``may_change`` between calls. ``origin``:
     the graph of a constant that was computed from numbers alone.
     """
 
-    kind: Literal["argument", "parameter", "buffer", "attribute", "constant"]
+    kind: Literal["argument", "parameter", "buffer", "attribute", "draw", "constant"]
     name: str
     index: int = -1
     value: torch.Tensor | None = field(default=None, compare=False)
@@ -167,7 +169,8 @@ class Signature:
     assign, new contents). With ``learning``, they describe the pair (confirming values, all that). ``eagers``: whether
     ``dispatches`` are eager's; for packed sequences, eager's depend on values. ``context``: the context variables that
     ``forward`` may read, with their values. ``inference``: whether ``forward`` runs all operators in an inference mode
-    of its own. ``containers``: those of the arguments that the call changes or returns.
+    of its own. ``containers``: those of the arguments that the call changes or returns. ``drawn``: the random numbers
+    that Python draws.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -181,3 +184,4 @@ class Signature:
     context: tuple[tuple[ContextVar[Any], Any], ...] = ()
     inference: bool = False
     containers: ChangedContainers | None = None
+    drawn: Drawn | None = None

@@ -125,7 +125,7 @@ def ending_of(graph: GraphModule) -> Ending | None:
     """The ending of a captured and rewritten call.
 
     None if no loop, or more than one, may stop early, and if something other than operators depends on the number of
-    steps.
+    steps (random numbers that Python draws may).
     """
     signature: Signature = graph.meta["signature"]
     learning = signature.learning
@@ -135,6 +135,7 @@ def ending_of(graph: GraphModule) -> Ending | None:
         or len(found) != 1
         or signature.mutated
         or signature.containers
+        or signature.drawn
         or not _has_operators_only(graph)
     ):
         return None

@@ -27,6 +27,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fuse.graph.drawn_numbers import put_back
 from fuse.graph.fakes import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.learned import Learned, Learning
@@ -36,6 +37,7 @@ from fuse.runtime.call_keys import key_of_call, key_without_sizes
 from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.differentiable import TWICE
+from fuse.runtime.drawing import LARGEST_APART, fewest_apart
 from fuse.runtime.guards import CallGuard, flatten, function_modes, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
 from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindsOfCalls, layouts_of
@@ -195,7 +197,10 @@ class Engine:
             if anomalies_sought():
                 return self.eager(args, kwargs, ANOMALIES)
         generator = torch.get_rng_state() if compiled.program.draws else None
+        drawn: list[tuple[Any, Any]] = []
         try:
+            if compiled.drawing is not None:
+                tensors, drawn = compiled.drawing.begin(tensors)
             if compiled.training is not None:
                 result, launches, ran = compiled.training.run(tensors, containers)
             else:
@@ -208,6 +213,7 @@ class Engine:
         except Exception as error:  # nothing was written: writes to inputs are a program's last steps
             if generator is not None:
                 torch.set_rng_state(generator)
+            put_back(drawn)
             if isinstance(error, Mispredicted) and (miss := _another_size(error, compiled.learning)):
                 raise miss from error
             if isinstance(error, Missed):
@@ -284,7 +290,7 @@ class Engine:
         tried: set[Compiled] = set()
         for compiled, tensors in self._members(first, call):
             tried.add(compiled)
-            if values and compiled.confirmation is not None and not compiled.confirmation.fits(values):
+            if values and compiled.excludes(values):
                 continue
             try:
                 result = self._served(compiled, tensors, call.args, call.kwargs)
@@ -298,6 +304,8 @@ class Engine:
             alike = self._alike(first, call)
         if not tried.issuperset(compiled for compiled, _ in alike):  # another thread has made one meanwhile
             return self._specialised(first, call)
+        if fewest_apart([compiled.drawing for compiled, _ in alike], values) > LARGEST_APART:
+            return self.eager(call.args, call.kwargs, family.in_vain(self._maker.name, missed, ends=True))
         numbers = [len(c.confirmation.served) for c, _ in alike if c.confirmation]
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
             with self._lock, without_garbage_collection(), self._new_sizes.lowering(call):

@@ -72,8 +72,8 @@ class CapturedCall:
     def of(compiled: Compiled) -> CapturedCall | None:
         """The call that a variant was made for; None if the variant depends on more than sizes."""
         training, graph = compiled.training, compiled.graph
-        apart = (compiled.carried and compiled.carried.slots) or compiled.learning or compiled.resized
-        if graph is None or apart or not isinstance(compiled.program, Program):
+        apart = (compiled.carried and compiled.carried.slots) or compiled.learning or compiled.drawing
+        if graph is None or apart or compiled.resized or not isinstance(compiled.program, Program):
             return None
         if training is not None and training.joint.own_gradients:  # Python code, whose uses of sizes are not recorded
             return None

@@ -35,6 +35,7 @@ from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.call_keys import Key, key_of_call, kind_of_sizes
 from fuse.runtime.compiling import NotYet
+from fuse.runtime.drawing import drawing_of
 from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
@@ -219,8 +220,10 @@ def make(
     confirmation = None
     if (learning := signature.learning) is not None and learning.learned:
         program.confirm = confirmation = Confirmation(learning, ending)
+    drawing = drawing_of(signature)
+    if confirmation or (drawing and drawing.drawn.comparisons):
         family = family or Family()
-        if truths_read(learning.learned):
+        if learning is not None and truths_read(learning.learned):
             family.loops()
     return Compiled(
         guard,
@@ -237,6 +240,7 @@ def make(
         ending=ending,
         resized=resized is not None,
         inference=signature.inference and training is None,
+        drawing=drawing,
     )
 
 

@@ -83,7 +83,7 @@ def _captured(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall 
         return None
     signature = graph.meta["signature"]
     guard = call_guard(call.leaves, call.spec, kind.sources, maker.tensors(), signature.context)
-    if signature.mutated or signature.learning or not kind.guard.differs_in_sizes(guard):
+    if signature.mutated or signature.learning or signature.drawn or not kind.guard.differs_in_sizes(guard):
         return None
     graphs = training.graphs() if training else (graph,)
     return None if any(one.meta.get("failed") for one in graphs) else CapturedCall(graphs, training, made_up=True)

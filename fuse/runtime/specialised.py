@@ -218,16 +218,16 @@ class Family(Generic[T]):
         """Allow ``LARGEST_FAMILY`` specialisations: calls may differ in the number of steps of a loop."""
         self._used = True
 
-    def in_vain(self, name: str, learned: Learned | None) -> Fallback:
+    def in_vain(self, name: str, learned: Learned | None, ends: bool = False) -> Fallback:
         """Count a call that no specialisation served; returns the reason why it runs eager.
 
-        After many such calls, all calls run eager.
+        After many such calls, or one that ``ends`` the family, all calls run eager.
         """
         source = learned.source if learned else ""
         where = f" at {source}" if source else ""
         with self._lock:
             self._balance, self._is_steady = self._balance - 1, False
             reason = Fallback(name, source, f"a value that forward reads{where} differs from call to call")
-            if self._balance <= -(PATIENCE if self._used else LARGEST_UNUSED):
+            if ends or self._balance <= -(PATIENCE if self._used else LARGEST_UNUSED):
                 self.reason = reason
         return reason

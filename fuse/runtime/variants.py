@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
 from fuse.graph.learned import Learning, ReadLine
 from fuse.graph.signature import Attribute
+from fuse.runtime.drawing import CallDraws
 from fuse.runtime.ending import Ending
 from fuse.runtime.guards import CallGuard
 from fuse.runtime.mutated_attributes import Carried
@@ -68,6 +69,7 @@ class Compiled:
         once: whether only this call runs eager, and the next one is captured again.
         resized: whether the graph was made from graphs of other sizes, without a capture.
         inference: whether the program runs in inference mode, as ``forward`` would.
+        drawing: the random numbers that Python draws in each call, before the program runs.
         needing: leaves whose ``requires_grad`` is set first; the call is served again then.
     """
 
@@ -89,7 +91,14 @@ class Compiled:
     once: bool = False
     resized: bool = False
     inference: bool = False
+    drawing: CallDraws | None = None
     needing: tuple[int, ...] = ()
+
+    def excludes(self, values: Mapping[int, object]) -> bool:
+        """Whether the values of a call that are known, by key, exclude that the variant serves it."""
+        if self.drawing is not None and self.drawing.drawn.apart(values):
+            return True
+        return self.confirmation is not None and not self.confirmation.fits(values)
 
 
 def counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:
