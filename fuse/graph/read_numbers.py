@@ -5,7 +5,7 @@
     if scale > 3:                      learned: the boolean gt(node, 3)
     if random.random() < 0.5:          learned: the boolean; Python compares, and no node is needed (drawn_numbers.py)
     range(int(n)), f"{scale}"          learned: the number itself
-    scale * 2 + 1                      another Number
+    scale * 2 + 1, n % 8, n // 2       another Number
 
 Arithmetic is Python's: in double precision, or on integers that are known to stay below 2**53, where int64 and double
 are exact. Dividing by a Number learns that it is not zero, because Python raises for zero.
@@ -52,7 +52,7 @@ class Reading(Protocol):
     def tensor(self, node: Node) -> Tensor: ...
 
 
-class Drawing(Protocol):
+class DrawnNumber(Protocol):
     """A random number that Python drew, :class:`fuse.graph.drawn_numbers.DrawRecord`; ``is_plain``: it has no node."""
 
     @property
@@ -78,7 +78,7 @@ class _Facts:
     origin: Node | None = None
     bound: int | None = None
     root: tuple[Node, int] | None = None
-    drawn: Drawing | None = None
+    drawn: DrawnNumber | None = None
 
     @property
     def node(self) -> Node:
@@ -145,7 +145,7 @@ def read_number(reader: Reading, node: Node, value: float | int, origin: Node | 
     return Number(_Facts(reader, node, value, origin))
 
 
-def drawn_number(reader: Reading, value: float | int, drawn: Drawing, bound: int | None) -> Number:
+def drawn_number(reader: Reading, value: float | int, drawn: DrawnNumber, bound: int | None) -> Number:
     """The Number of a random number that Python drew, whose value in this call is ``value``."""
     return Number(_Facts(reader, None, value, None, bound, None, drawn))
 
@@ -228,6 +228,19 @@ def _computed(name: str, left: Any, right: Any) -> Any:
     return Number(_Facts(reader, node, value, None, None if wide else reach, _root(name, left, right)))
 
 
+def _divided(name: str, number: Number, by: int) -> Number | None:
+    """``number % by`` or ``number // by`` for an integer ``number`` and a positive ``by``; None if it needs plain
+    numbers."""
+    bound = _bound(number)
+    if bound is None:
+        return None
+    reader, node, value = number.facts.reader, number.facts.node, number.facts.value
+    if name == "mod":
+        return Number(_Facts(reader, reader.emit(aten.remainder.Scalar, node, by), value % by, None, by))
+    made = reader.emit(aten.div.Scalar_mode, node, by, rounding_mode="floor")
+    return Number(_Facts(reader, made, value // by, None, bound))
+
+
 def _root(name: str, left: Any, right: Any) -> tuple[Node, int] | None:
     """The root of ``left + right`` or ``left - right``, where one is a Number and the other an integer."""
     number, by = (left, right) if type(left) is Number else (right, left)
@@ -259,9 +272,16 @@ def _bound(value: Any) -> int | None:
     return bound
 
 
-def _drawing(value: Any) -> Drawing | None:
+def _drawing(value: Any) -> DrawnNumber | None:
     """The drawing of a random number during its recording; None for any other value."""
     return value.facts.drawn if type(value) is Number and not value.facts.reader.closed else None
+
+
+def _is_symbolic_integer(number: Number) -> bool:
+    """Whether ``number`` is an integer that has a node, during its recording."""
+    facts = number.facts
+    plain = (drawn := _drawing(number)) is not None and drawn.is_plain
+    return type(facts.value) is int and not facts.reader.closed and not plain
 
 
 def _value(value: Any) -> Any:
@@ -304,6 +324,15 @@ def _plainly(name: str) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
         if any(isinstance(other, Tensor) for other in others):
             return NotImplemented
+        if (
+            name in ("__mod__", "__floordiv__")
+            and _is_symbolic_integer(self)
+            and type(others[0]) is int
+            and others[0] > 0
+        ):
+            found = _divided(name.strip("_"), self, others[0])
+            if found is not None:
+                return found
         return getattr(known(self), name)(*map(known, others))
 
     return method

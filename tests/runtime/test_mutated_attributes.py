@@ -335,12 +335,12 @@ def test_one_call_assigns_and_another_reads(strict: None) -> None:
 
 
 def test_a_number_that_decides_is_read_as_it_is() -> None:
-    def every_other(self: Any, x: Tensor) -> Tensor:
+    def once_more(self: Any, x: Tensor) -> Tensor:
         self.calls += 1
-        return torch.tanh(x) if self.calls % 2 else torch.sin(x)
+        return sum((x * number for number in range(self.calls)), torch.sin(x))
 
     with pytest.warns(UserWarning, match="assigns to another value in each call"):
-        fused = run_beside_eager(Keeps(every_other, calls=0), [(torch.ones(3),)] * 12)
+        fused = run_beside_eager(Keeps(once_more, calls=0), [(torch.ones(3),)] * 12)
     assert fused.last_run is not None
     assert "calls" in fused.last_run.fallbacks[0].reason
 
@@ -352,6 +352,18 @@ def next_mask(self, x):
     mask = self.masks[self.place : self.place + x.shape[0]]
     self.place = self.place + x.shape[0]
     return self.layer(x) * mask
+
+
+def next_mask_around(self, x):
+    """Masks drawn once, used again from the first."""
+    mask = self.masks[self.place : self.place + x.shape[0]]
+    self.place = (self.place + x.shape[0]) % (self.masks.shape[0] - x.shape[0])
+    return self.layer(x) * mask
+
+
+def every_other(self, x):
+    self.calls += 1
+    return torch.tanh(self.layer(x)) if self.calls % 2 else self.layer(x) * (self.calls // 3)
 
 
 def cooling(self, x):
@@ -367,8 +379,14 @@ def warming_up(self, x):
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     ("function", "held"),
-    [(next_mask, {"place": 0}), (cooling, {"heat": 1.0}), (warming_up, {"calls": 0})],
-    ids=["a place", "a factor", "a ramp"],
+    [
+        (next_mask, {"place": 0}),
+        (next_mask_around, {"place": 0}),
+        (every_other, {"calls": 0}),
+        (cooling, {"heat": 1.0}),
+        (warming_up, {"calls": 0}),
+    ],
+    ids=["a place", "a place in a circle", "a turn", "a factor", "a ramp"],
 )
 def test_a_number_that_is_used_and_changed_is_an_input(
     function: Callable[..., Any], held: dict[str, Any], training: bool, strict: None
