@@ -3,6 +3,8 @@
     if random.random() < 0.5:              learned: True. A later call draws and compares before its program runs
     start = random.randint(0, 8)
     x[:, start : start + 4]                a Number (read_numbers.py); the program gets what the call draws as a tensor
+    token = trg[t] if random.random() < 0.5 else top1        where(choices[i], trg[t], top1), if a call compares several
+                                                             (choices.py); the program gets the results as one tensor
 
 A recording draws from a copy of the generator, which has the state before the call: the numbers are those that eager
 would draw, and the user's generator does not move. A later call makes the same draws on the generator itself. If
@@ -17,12 +19,17 @@ import operator
 import random
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse.errors import CaptureError
 from fuse.graph.learned import Learned, bits
@@ -35,6 +42,8 @@ _OF_RANDOM = (
     *("randint", "randrange", "getrandbits", "choice"),
 )
 _OF_NUMPY = ("random", "random_sample", "rand", "uniform", "normal", "randn", "randint")
+LARGEST_CHOICES = 512
+"""The elements of the tensor of choices: room for so many steps, at one byte each."""
 LARGEST_OUTCOMES = 64
 """The most integers that a draw may give whose result Python learns: with more, the next call hardly draws the same."""
 _MOVING = ("seed", "setstate", "getstate", "set_state", "get_state")
@@ -93,7 +102,7 @@ class DrawComparison:
 
 @dataclass(frozen=True)
 class Drawn:
-    """All draws of a call, in order, and what Python learned of them.
+    """All draws of a call, in order, what Python learned of them, and the choices that are data.
 
     >>> drawn = Drawn((Draw(random.Random(0), "random"),), (DrawComparison(0, "lt", 0.5, False, "model.py:3"),))
     >>> drawn.draw(), drawn.difference([0.1]).source
@@ -102,6 +111,7 @@ class Drawn:
 
     draws: tuple[Draw, ...]
     comparisons: tuple[DrawComparison, ...] = ()
+    choices: tuple[DrawComparison, ...] = ()
 
     def states(self) -> list[tuple[Any, Any]]:
         """The generators and their present states."""
@@ -110,6 +120,12 @@ class Drawn:
     def draw(self) -> list[Any]:
         """The numbers of a call."""
         return [draw(*args) if not kwargs else draw(*args, **kwargs) for draw, args, kwargs in self._calls]
+
+    def chosen(self, numbers: Sequence[Any]) -> Tensor:
+        """The choices of a call with these numbers."""
+        truths = bytearray(LARGEST_CHOICES)
+        truths[: len(self.choices)] = bytes([compare(numbers[i], other) for compare, i, other in self._chosen])
+        return torch.frombuffer(truths, dtype=torch.bool)
 
     def difference(self, numbers: Sequence[Any]) -> Learned | None:
         """What Python would learn otherwise from these numbers; the first such comparison."""
@@ -140,6 +156,10 @@ class Drawn:
         return [(getattr(operator, one.name), one.draw, one.other, one.expected, one) for one in self.comparisons]
 
     @cached_property
+    def _chosen(self) -> list[tuple[Callable[[Any, Any], bool], int, Any]]:
+        return [(getattr(operator, one.name), one.draw, one.other) for one in self.choices]
+
+    @cached_property
     def _keys(self) -> list[int]:
         """A number depends on all draws before it."""
         before: list[int] = []
@@ -158,21 +178,32 @@ def put_back(states: Sequence[tuple[Any, Any]]) -> None:
 class DrawRecord:
     """The draws of one recording.
 
-    ``as_input(number, draw)`` makes a drawn number an input of the graph. ``plain``: integers are
-    learned instead.
+    ``as_input(number, draw)`` makes a drawn number an input of the graph. ``plain``: integers are learned instead.
+    ``as_choices`` makes the tensor of choices an input, and returns the fake tensor and the real one. ``chooses``:
+    whether comparisons may be data.
     """
 
     reader: Reading
     as_input: Callable[[int | float, int], Node]
     plain: bool
+    as_choices: Callable[[], tuple[Tensor, Tensor]]
+    chooses: bool = False
+    codes: set[types.CodeType] = field(default_factory=set)  # of the user's functions that compare drawn numbers
     draws: list[Draw] = field(default_factory=list)
     inputs: int = 0
     _comparisons: dict[tuple[int, str, object], DrawComparison] = field(default_factory=dict)
     _copies: dict[int, Any] = field(default_factory=dict)
+    _choices: list[DrawComparison] = field(default_factory=list)
+    _tensors: tuple[Tensor, Tensor] | None = None
 
     def found(self) -> Drawn | None:
         """The draws of the call; None if there are none."""
-        return Drawn(tuple(self.draws), tuple(self._comparisons.values())) if self.draws else None
+        found = Drawn(tuple(self.draws), tuple(self._comparisons.values()), tuple(self._choices))
+        return found if self.draws else None
+
+    def compared(self) -> int:
+        """The number of draws of which Python learned something."""
+        return len({one.draw for one in self._comparisons.values()})
 
     def draw(self, draw: Draw) -> Number | int:
         """The next number."""
@@ -188,13 +219,32 @@ class DrawRecord:
         drawing = _Drawing(self, len(self.draws) - 1, value)
         return drawn_number(self.reader, value, drawing, self._bound(draw, value))
 
-    def compare(self, number: int, value: Any, name: str, other: Any) -> bool:
+    def compare(self, number: int, value: Any, name: str, other: Any) -> bool | DrawnTruth:
         """The truth of a comparison, which is learned unless it is the same for all numbers that may be drawn."""
         found: bool = getattr(operator, name)(value, other)
-        if not (self.draws[number].method in _FROM_ZERO_TO_ONE and (other < 0 or other > 1 or (name, other) in _SAME)):
-            key = number, name, bits(other)
-            self._comparisons.setdefault(key, DrawComparison(number, name, other, found, user_line()))
-        return found
+        if self.draws[number].method in _FROM_ZERO_TO_ONE and (other < 0 or other > 1 or (name, other) in _SAME):
+            return found
+        one = DrawComparison(number, name, other, found, user_line())
+        if self.chooses:
+            return DrawnTruth(self, one)
+        self.codes.add(users_code())
+        return self.learn(one)
+
+    def learn(self, one: DrawComparison) -> bool:
+        """The truth of a comparison, which is learned."""
+        return self._comparisons.setdefault((one.draw, one.name, bits(one.other)), one).expected
+
+    def choice(self, one: DrawComparison) -> Tensor:
+        """The truth of a comparison as a tensor, which is not learned."""
+        if self._tensors is None:
+            self._tensors = self.as_choices()
+        if one not in self._choices:
+            if len(self._choices) == LARGEST_CHOICES:
+                raise CaptureError(f"forward makes more than {LARGEST_CHOICES} choices by random numbers")
+            with _disable_current_modes():
+                self._tensors[1][len(self._choices)] = one.expected
+            self._choices.append(one)
+        return self._tensors[0][self._choices.index(one)]
 
     def _bound(self, draw: Draw, value: Any) -> int | None:
         """The largest absolute value that an integer may have, if it follows from the arguments."""
@@ -218,14 +268,14 @@ class _Drawing:
     def is_plain(self) -> bool:
         return self.record.plain and type(self.value) is int
 
-    def compared(self, name: str, other: float | int) -> bool:
+    def compared(self, name: str, other: float | int) -> bool | DrawnTruth:
         return self.record.compare(self.number, self.value, name, other)
 
     def learned(self) -> int:
         """The number itself, which is learned; a later call draws the same integer, but hardly the same real number."""
         if self.record.draws[self.number].outcomes() > LARGEST_OUTCOMES:
             raise CaptureError(f"forward uses random numbers at {user_line()} in a way that a graph cannot hold")
-        self.compared("eq", self.value)
+        self.record.learn(DrawComparison(self.number, "eq", self.value, True, user_line()))
         return int(self.value)
 
     def node(self) -> Node:
@@ -233,6 +283,59 @@ class _Drawing:
         if self.record.inputs > LARGEST_INPUTS:
             raise CaptureError(f"forward computes with more than {LARGEST_INPUTS} random numbers of Python")
         return self.record.as_input(self.value, self.number)
+
+
+class DrawnTruth:
+    """The truth of a comparison with a drawn number: learned where Python needs it; ``isinstance`` takes it for a
+    ``bool``."""
+
+    __slots__ = ("comparison", "record")
+
+    def __init__(self, record: DrawRecord, comparison: DrawComparison) -> None:
+        self.record = record
+        self.comparison = comparison
+
+    __class__ = property(lambda self: bool)  # type: ignore[assignment]  # the class that isinstance sees
+
+    def __bool__(self) -> bool:
+        closed = self.record.reader.closed
+        return self.comparison.expected if closed else self.record.learn(self.comparison)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a torch function with plain booleans."""
+        plain = pytree.tree_map(lambda one: bool(one) if is_drawn(one) else one, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
+
+
+def is_drawn(value: Any) -> bool:
+    """Whether ``value`` is the truth of a comparison with a drawn number."""
+    return type(value) is DrawnTruth
+
+
+def _plainly(name: str) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        if any(isinstance(other, Tensor) for other in others):
+            return NotImplemented
+        return getattr(bool(self), name)(*(bool(one) if is_drawn(one) else one for one in others))
+
+    return method
+
+
+_OTHERS = """
+    abs add and eq float floordiv format ge gt hash index int invert le lshift lt mod mul ne neg or pos pow radd rand
+    rfloordiv repr rmod rmul ror rpow rshift rsub rtruediv rxor str sub truediv xor
+"""
+for _name in _OTHERS.split():
+    setattr(DrawnTruth, f"__{_name}__", _plainly(f"__{_name}__"))
+
+
+def users_code() -> types.CodeType:
+    """The code that called, from outside of this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("fuse."):
+        frame = frame.f_back
+    return frame.f_code
 
 
 # ---- in place of the functions of the modules ------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import contextlib
 import contextvars
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
+from fuse.graph.chosen_by_draws import Chooses
 from fuse.graph.fake_parameters import FakeRegistry
 from fuse.graph.freed_graphs import GraphFreed
 from fuse.graph.object_contents import contents
@@ -59,6 +61,8 @@ class Plan:
     ``attributes``: the attributes to overlay. ``numbers``: those whose numbers are inputs of the graph instead of
     counts. ``plain``: those whose numbers are constants of the graph. ``plain_reads``: numbers read from tensors become
     constants, too. ``freed``: ``forward`` takes gradients itself, and some results have no gradient any more.
+    ``choosing``: code whose choices by random numbers are data (:mod:`fuse.graph.chosen_by_draws`); None if they must
+    not be.
     """
 
     attributes: tuple[Attribute, ...] = ()
@@ -66,6 +70,7 @@ class Plan:
     plain: frozenset[Attribute] = frozenset()
     plain_reads: bool = False
     freed: bool = False
+    choosing: frozenset[types.CodeType] | None = frozenset()
 
 
 class Assigns(CaptureError):
@@ -105,13 +110,21 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
         except Reads as found:
             plain = plan.plain | (found.attributes & plan.numbers)
             plan = replace(plan, numbers=(plan.numbers | found.attributes) - plain, plain=plain)
+        except Chooses as found:
+            plan = replace(plan, choosing=found.codes)
         except WantsPlain:
+            if plan.choosing:
+                plan = replace(plan, choosing=None)
+                continue
             plan = _with_constants(plan) if plan.numbers else replace(plan, plain_reads=True)
         except GraphFreed:
             if plan.freed:
                 raise
             plan = replace(plan, freed=True)
         except CaptureError as error:
+            if plan.choosing:
+                plan = replace(plan, choosing=None)
+                continue
             if not plan.numbers:
                 error.assigned = _pairs(plan.attributes)
                 raise

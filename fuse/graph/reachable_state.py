@@ -67,7 +67,7 @@ class ReachableState:
 
     ``held``: contents of objects; ``cells``: closures; ``names``: globals of modules; ``caches``: functions with
     ``functools.lru_cache`` and their number of misses; ``variables``: context variables; ``generators``: random
-    generators and their states; ``iterators``: iterators in the model.
+    generators and their states; ``iterators``: iterators in the model; ``functions``: functions of the user.
     """
 
     held: list[ObjectSnapshot] = field(default_factory=list)
@@ -77,6 +77,7 @@ class ReachableState:
     variables: dict[ContextVar[Any], Any] = field(default_factory=dict)
     generators: list[tuple[Any, Any]] = field(default_factory=list)
     iterators: list[HeldIterator] = field(default_factory=list)
+    functions: list[types.FunctionType] = field(default_factory=list)
 
     def restore(self, is_fake_of: Callable[[Any, Any], bool]) -> list[Change]:
         """Restore everything, and return what had changed; see :func:`fuse.graph.attributes.restore`."""
@@ -223,6 +224,7 @@ class _CodeWalk:
                 self.note(name, value)
         if _is_library(function.__module__):  # only its closure may be the user's
             return
+        self.outside.functions.append(function)
         for held in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self.note(function.__name__, held)
         read = _read(code)

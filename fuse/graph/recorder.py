@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ from fuse.graph import dtype_numbers, probing
 from fuse.graph.arguments import named_leaves
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
+from fuse.graph.chosen_by_draws import ChoicesByDraws, Chooses, raise_if_several
 from fuse.graph.conversions import idle_conversions
-from fuse.graph.drawn_numbers import DrawRecord, draws_followed
+from fuse.graph.drawn_numbers import LARGEST_CHOICES, DrawRecord, draws_followed
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_mode import WithoutSwitch
 from fuse.graph.fake_parameters import with_fake_parameters
@@ -115,7 +117,12 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
         self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients, self.dispatches)
-        self.drawn = DrawRecord(self.reader, self._drawn_input, plan.plain_reads)
+        self.drawn = DrawRecord(
+            self.reader, self._drawn_input, plan.plain_reads, self._choices, chooses=bool(plan.choosing)
+        )
+        self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.reader.copied)
+        self.choosing = plan.choosing
+        self.functions: list[FunctionType] = []  # of the user
         self.inference = InferenceModes(self.dispatches)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
@@ -137,8 +144,10 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             ):
                 result = self.model(*fake_args, **fake_kwargs)
             self._refuse_switches()
+            if self.choosing is not None:
+                raise_if_several(self.drawn, self.functions)
             return self._finish(self._with_learned(self._with_assigned(result)))
-        except (Assigns, Reads, NoData):
+        except (Assigns, Chooses, Reads, NoData):
             raise
         except CaptureError as error:
             if self.reader.gave_symbols and not self.reader.plain:  # plain numbers may work where Numbers fail
@@ -281,7 +290,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         if before.iterators:  # the values that it gave cannot be put back
             name = before.iterators[0].name
             raise CaptureError(f"forward may advance {name}, an iterator; a graph cannot hold that")
-        self.context = tuple(before.variables.items())
+        self.context, self.functions = tuple(before.variables.items()), before.functions
         changes: list[Change] = []
         dtype = left = torch.get_default_dtype()
         try:
@@ -289,6 +298,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
                 with_fake_parameters(self.model, self._fake_of_state) as assigned,
                 self.overlay.applied(self._fake_of_attribute),
                 draws_followed(self.drawn, before.names),
+                self.choices.made(before.functions, self.choosing or frozenset()),
             ):
                 yield
         except Exception as error:  # whatever the user's code raises
@@ -357,6 +367,14 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             real = torch.tensor(number, dtype=_DTYPES[type(number)], device=HOST)
         spec = InputSpec("draw", f"draw_{draw}", draw, value=real, may_change=True)
         return self._add_input(self._adopt(real), spec, writes_back=False)
+
+    def _choices(self) -> tuple[Tensor, Tensor]:
+        """Choices by random numbers as an input: its fake tensor and its real one."""
+        with _disable_current_modes():
+            real = torch.zeros(LARGEST_CHOICES, dtype=torch.bool, device=HOST)
+        fake = self._adopt(real)
+        self._add_input(fake, InputSpec("draw", "choices", value=real, may_change=True), writes_back=False)
+        return fake, real
 
     def _refuse_learned_numbers(self) -> None:
         """Refuse attributes as inputs if the graph learns their numbers: it would serve one call only."""

@@ -32,9 +32,9 @@ class InputSpec:
     ``argument``: leaf ``index`` of the flattened call arguments. ``parameter`` and ``buffer``: the tensor called
     ``name`` (qualified, as in ``state_dict``). ``attribute``: leaf ``index`` of the flattened values that the
     ``mutated`` attributes which are read have before the call. ``draw``: the random number ``index`` that Python draws
-    (``value`` in the captured call). ``constant``: ``value``, a tensor made in ``forward``
-    from Python numbers, or an unregistered tensor of the model, whose numbers ``may_change`` between calls. ``origin``:
-    the graph of a constant that was computed from numbers alone.
+    (``value`` in the captured call); with ``index`` -1, the tensor of choices that are data. ``constant``: ``value``,
+    a tensor made in ``forward`` from Python numbers, or an unregistered tensor of the model, whose numbers
+    ``may_change`` between calls. ``origin``: the graph of a constant that was computed from numbers alone.
     """
 
     kind: Literal["argument", "parameter", "buffer", "attribute", "draw", "constant"]

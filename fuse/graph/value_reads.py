@@ -340,9 +340,13 @@ class Reader:
         del self._dispatches[count:]
         if result is not None:
             self.gave_symbols = True
-            aliases = self.functional.aliases
-            self._copies.add(aliases[id(self._known(table))].base, aliases[id(self._known(result))].base)
+            self.copied(table, result)
         return result
+
+    def copied(self, table: Tensor, copy: Tensor) -> None:
+        """Note that eager has a view of ``table``, or ``table`` itself, where the graph has a ``copy``."""
+        aliases = self.functional.aliases
+        self._copies.add(aliases[id(self._known(table))].base, aliases[id(self._known(copy))].base)
 
     # ---- at the end --------------------------------------------------------------------------------------------------
 

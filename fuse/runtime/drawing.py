@@ -25,7 +25,8 @@ likely that no call is like another."""
 
 @dataclass(frozen=True, eq=False)
 class CallDraws:
-    """The draws of one variant; ``inputs`` are the positions of placeholders for drawn numbers, and the draws."""
+    """The draws of one variant; ``inputs``: positions of placeholders for drawn numbers, the draws, and dtypes. Draw -1
+    stands for the choices that are data."""
 
     drawn: Drawn
     inputs: tuple[tuple[int, int, torch.dtype], ...]
@@ -44,7 +45,11 @@ class CallDraws:
             if self.inputs:
                 given = list(tensors)
                 for position, draw, dtype in self.inputs:
-                    given[position] = torch.tensor(numbers[draw], dtype=dtype, device=HOST)
+                    chosen = draw < 0
+                    made = (
+                        self.drawn.chosen(numbers) if chosen else torch.tensor(numbers[draw], dtype=dtype, device=HOST)
+                    )
+                    given[position] = made
                 tensors = tuple(given)
         except BaseException:
             put_back(states)

@@ -39,7 +39,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding, self.cell, self.out = nn.Embedding(12, 8), nn.GRUCell(8, 8), nn.Linear(8, 12)
 
-    def forward(self, h: Tensor, trg: Tensor, ratio: float = 0.5, per_step: bool = True) -> Tensor:
+    def best(self, output: Tensor) -> Tensor:
+        return output.argmax(1)
+
+    def forward(
+        self, h: Tensor, trg: Tensor, ratio: float = 0.5, per_step: bool = True, simple: bool = False
+    ) -> Tensor:
         token, outputs = trg[0], []
         teacher_force = random.random() < ratio
         for t in range(1, trg.shape[0]):
@@ -48,7 +53,11 @@ class Decoder(nn.Module):
             outputs.append(output)
             if per_step:
                 teacher_force = random.random() < ratio
-            token = trg[t] if teacher_force else output.argmax(1)
+            if simple:
+                top1 = output.argmax(1)
+                token = trg[t] if teacher_force else top1
+            else:
+                token = trg[t] if teacher_force else self.best(output)
         return torch.stack(outputs)
 
 

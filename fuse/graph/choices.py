@@ -1,0 +1,251 @@
+"""Functions in which both sides of a simple choice are computed: the choice may then be data.
+
+    token = trg[t] if force else top1     ->     token = BOTH(f, MARK(), trg[t], MARK(), top1) if IS_DRAWN(f := force)
+                                                         else (trg[t] if f else top1)
+
+A choice is simple if each side only looks tensors up and changes their layout, dtype or device, or reduces them: then
+the side that eager does not take has no effect. An ``if`` whose branches assign one name that is read later
+is a choice, too. The function that a code object stands for is compiled from its source, which must be the source that
+it was made from; line numbers are kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import textwrap
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_METHODS = frozenset(
+    """
+    argmax argmin clone contiguous data detach double expand flatten float int long max min narrow permute repeat
+    reshape select size squeeze t to topk transpose type unsqueeze view
+    """.split()  # noqa: SIM905
+)
+_FUNCTIONS = frozenset({"argmax", "argmin", "max", "min", "squeeze", "topk", "unsqueeze"})
+"""Functions of the module ``torch``."""
+_ATTRIBUTES = frozenset({"T", "data", "mT", "shape"})
+_PLAIN = (ast.Constant, ast.Tuple, ast.List, ast.Slice, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+_TRUTH = "_drawn_truth_{}"
+
+N = TypeVar("N", bound=ast.AST)
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """What the compiled functions call. ``is_drawn``: whether a condition is the truth of a drawn number; ``mark``: the
+    number of operators so far; ``both(truth, first, a, second, b)``: the choice, given the marks before its sides."""
+
+    is_drawn: Callable[[Any], bool]
+    mark: Callable[[], int]
+    both: Callable[..., Any]
+
+
+def rewritten(function: types.FunctionType, choosing: Choosing) -> types.CodeType | None:
+    """The code of ``function`` with its simple choices replaced; None if it has none, or its source is not known."""
+    original = function.__code__
+    try:
+        parsed = ast.parse(textwrap.dedent(inspect.getsource(original)))
+    except (OSError, SyntaxError, TypeError, ValueError):
+        return None
+    (found,) = parsed.body if len(parsed.body) == 1 else (None,)
+    if not isinstance(found, ast.FunctionDef) or _has_private_names(found):
+        return None
+    found.decorator_list = []
+    ast.increment_lineno(found, original.co_firstlineno - 1)
+    if not _is_same(_compiled(found, original), original):
+        return None
+    names = {"is_drawn": f"\0is_drawn {id(original)}", "mark": "\0mark", "both": "\0both"}
+    rewriter = _Rewriter(found, names)
+    found.body = rewriter.statements(found.body)
+    made = _compiled(found, original) if rewriter.count else None
+    if made is None or made.co_freevars != original.co_freevars:
+        return None
+    values: dict[Any, Any] = {text: getattr(choosing, name) for name, text in names.items()}
+    constants = tuple(values.get(one, one) if isinstance(one, str) else one for one in made.co_consts)
+    return made.replace(co_consts=constants)
+
+
+def _compiled(function: ast.FunctionDef, original: types.CodeType) -> types.CodeType | None:
+    """The code of a function, compiled within another one that has its free variables."""
+    arguments = ast.arguments([], [ast.arg(name) for name in original.co_freevars], None, [], [], None, [])
+    outer = ast.copy_location(ast.FunctionDef("outer", arguments, [function], [], None), function)
+    module = ast.fix_missing_locations(ast.Module([*_imports(original.co_filename), outer], []))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # constants that are called
+            code = compile(module, original.co_filename, "exec", dont_inherit=True, flags=original.co_flags & _FUTURES)
+    except (SyntaxError, ValueError):
+        return None
+    within = next(one for one in code.co_consts if isinstance(one, types.CodeType))
+    return next((one for one in within.co_consts if isinstance(one, types.CodeType)), None)
+
+
+_FUTURES = 0x1000000  # from __future__ import annotations
+
+
+@functools.lru_cache(maxsize=64)
+def _imports(file: str) -> list[ast.stmt]:
+    """The imports of a module: the names that they bind are called by other instructions than others."""
+    left: list[ast.stmt] = list(ast.parse("".join(linecache.getlines(file))).body)
+    found: list[ast.stmt] = []
+    for statement in left:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)) and getattr(statement, "module", "") != "__future__":
+            found.append(statement)
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            left += [inner for inner in ast.iter_child_nodes(statement) if isinstance(inner, ast.stmt)]
+    return found
+
+
+def _is_same(code: types.CodeType | None, original: types.CodeType) -> bool:
+    """Whether two code objects do the same."""
+    if code is None:
+        return False
+    parts = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable")
+    if any(getattr(code, part, None) != getattr(original, part, None) for part in parts):
+        return False
+    pairs = list(zip(code.co_consts, original.co_consts, strict=False))
+    return len(code.co_consts) == len(original.co_consts) and all(
+        _is_same(one, other)
+        if isinstance(one, types.CodeType) and isinstance(other, types.CodeType)
+        else type(one) is type(other) and repr(one) == repr(other)
+        for one, other in pairs
+    )
+
+
+def _has_private_names(function: ast.FunctionDef) -> bool:
+    """Whether a name in the function is spelled otherwise within its class."""
+    names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(function))
+    return any(isinstance(name, str) and name.startswith("__") and not name.endswith("__") for name in names)
+
+
+class _Rewriter:
+    """Replaces the simple choices in the body of ``function``; ``count`` of them so far."""
+
+    def __init__(self, function: ast.FunctionDef, names: dict[str, str]) -> None:
+        self.function = function
+        self.names = names
+        self.count = 0
+
+    def statements(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        return [made for statement in body for made in self._statement(statement)]
+
+    def _statement(self, statement: ast.stmt) -> list[ast.stmt]:
+        if isinstance(statement, ast.If) and (name := self._chosen(statement)) is not None:
+            return self._choice(statement, name)
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return [statement]
+        for part in ("body", "orelse", "finalbody"):
+            if isinstance(inner := getattr(statement, part, None), list):
+                setattr(statement, part, self.statements(inner))
+        for handler in getattr(statement, "handlers", ()):
+            handler.body = self.statements(handler.body)
+        one = statement.value if isinstance(statement, ast.Assign) else None
+        if isinstance(statement, ast.Assign) and isinstance(one, ast.IfExp):
+            simple = _is_simple(one.body) and _is_simple(one.orelse)
+            statement.value = self._expression(one) if simple else one
+        return [statement]
+
+    def _expression(self, one: ast.IfExp) -> ast.expr:
+        truth = self._next()
+        test = self._call("is_drawn", ast.NamedExpr(ast.Name(truth, ast.Store()), one.test))
+        both = self._call(
+            "both", ast.Name(truth, ast.Load()), self._call("mark"), one.body, self._call("mark"), one.orelse
+        )
+        return _at(one, ast.IfExp(test, both, ast.IfExp(ast.Name(truth, ast.Load()), one.body, one.orelse)))
+
+    def _choice(self, one: ast.If, name: str) -> list[ast.stmt]:
+        """``if test: ... name = a`` and ``else: ... name = b``, with marks before and after the first branch."""
+        truth = self._next()
+        first, second, side = (f"{truth}_{part}" for part in ("first", "second", "side"))
+        value, target = (lambda of: ast.Name(of, ast.Load())), (lambda of: ast.Name(of, ast.Store()))
+        both = [
+            ast.Assign([target(first)], self._call("mark")),
+            *one.body,
+            ast.Assign([target(side)], value(name)),
+            ast.Assign([target(second)], self._call("mark")),
+            *one.orelse,
+            ast.Assign(
+                [target(name)],
+                self._call("both", value(truth), value(first), value(side), value(second), value(name)),
+            ),
+        ]
+        tested = self._call("is_drawn", ast.NamedExpr(target(truth), one.test))
+        return [_at(one, ast.If(tested, both, [ast.If(value(truth), one.body, one.orelse)]))]
+
+    def _chosen(self, one: ast.If) -> str | None:
+        """The name that both branches of an ``if`` assign last, if that is all that they do for the code after it."""
+        sides = [_assigned(one.body), _assigned(one.orelse)]
+        if None in sides or not sides[0] or not sides[1] or sides[0][-1] != sides[1][-1]:
+            return None
+        name = sides[0][-1]
+        own = {*sides[0], *sides[1]} - {name}
+        inside = [list(_loads(statements)) for statements in (one.body, one.orelse)]
+        loads = [sum(loaded.count(other) for loaded in inside) for other in own]
+        outside = list(_loads([self.function]))
+        crossing = not own.isdisjoint(set(inside[0]) - set(sides[0])) or not own.isdisjoint(
+            set(inside[1]) - set(sides[1])
+        )
+        used = any(outside.count(other) != count for other, count in zip(own, loads, strict=True))
+        return None if used or crossing or name in (*inside[0], *inside[1]) else name
+
+    def _next(self) -> str:
+        self.count += 1
+        return _TRUTH.format(self.count)
+
+    def _call(self, name: str, *arguments: ast.expr) -> ast.Call:
+        return ast.Call(ast.Constant(self.names[name]), list(arguments), [])
+
+
+def _assigned(body: Sequence[ast.stmt]) -> list[str] | None:
+    """The names that simple assignments assign, in order; None if there is any other statement."""
+    found: list[str] = []
+    for statement in body:
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not _is_simple(statement.value):
+            return None
+        (target,) = statement.targets
+        targets = target.elts if isinstance(target, ast.Tuple) else [target]
+        if not all(isinstance(one, ast.Name) for one in targets):
+            return None
+        found += [one.id for one in targets if isinstance(one, ast.Name)]
+    return found
+
+
+def _loads(statements: Sequence[ast.AST]) -> Iterator[str]:
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                yield node.id
+
+
+def _is_simple(value: ast.AST) -> bool:
+    """Whether an expression has no effect where its operands are tensors, numbers and containers of them."""
+    if isinstance(value, ast.Call):
+        if not isinstance(value.func, ast.Attribute):
+            return False
+        owner, name = value.func.value, value.func.attr
+        is_torch = isinstance(owner, ast.Name) and owner.id == "torch"
+        if name not in (_FUNCTIONS if is_torch else _METHODS):
+            return False
+        arguments = [*value.args, *(one.value for one in value.keywords)]
+        return (is_torch or _is_simple(owner)) and all(map(_is_simple, arguments))
+    if isinstance(value, ast.Attribute):
+        is_dtype = isinstance(value.value, ast.Name) and value.value.id == "torch"
+        return is_dtype or (value.attr in _ATTRIBUTES and _is_simple(value.value))
+    if isinstance(value, ast.BinOp):
+        return isinstance(value.op, (ast.Add, ast.Sub, ast.Mult)) and _is_simple(value.left) and _is_simple(value.right)
+    if isinstance(value, (ast.Name, ast.Subscript, *_PLAIN)):
+        return all(map(_is_simple, ast.iter_child_nodes(value)))
+    return False
+
+
+def _at(where: ast.AST, node: N) -> N:
+    """``node`` at the line of ``where``."""
+    ast.copy_location(node, where)
+    return ast.fix_missing_locations(node)
