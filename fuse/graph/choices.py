@@ -55,7 +55,8 @@ def rewritten(function: types.FunctionType, choosing: Choosing) -> types.CodeTyp
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
     (found,) = parsed.body if len(parsed.body) == 1 else (None,)
-    if not isinstance(found, ast.FunctionDef) or _has_private_names(found):
+    shares = any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in ast.walk(parsed))
+    if not isinstance(found, ast.FunctionDef) or shares or _has_private_names(found):
         return None
     found.decorator_list = []
     ast.increment_lineno(found, original.co_firstlineno - 1)
@@ -140,7 +141,7 @@ class _Rewriter:
         if isinstance(statement, ast.If) and (name := self._chosen(statement)) is not None:
             return self._choice(statement, name)
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return [statement]
+            return [statement]  # its names are others
         for part in ("body", "orelse", "finalbody"):
             if isinstance(inner := getattr(statement, part, None), list):
                 setattr(statement, part, self.statements(inner))
@@ -154,46 +155,40 @@ class _Rewriter:
 
     def _expression(self, one: ast.IfExp) -> ast.expr:
         truth = self._next()
-        test = self._call("is_drawn", ast.NamedExpr(ast.Name(truth, ast.Store()), one.test))
-        both = self._call(
-            "both", ast.Name(truth, ast.Load()), self._call("mark"), one.body, self._call("mark"), one.orelse
-        )
-        return _at(one, ast.IfExp(test, both, ast.IfExp(ast.Name(truth, ast.Load()), one.body, one.orelse)))
+        test = self._call("is_drawn", ast.NamedExpr(_store(truth), one.test))
+        both = self._call("both", _load(truth), self._call("mark"), one.body, self._call("mark"), one.orelse)
+        return _at(one, ast.IfExp(test, both, ast.IfExp(_load(truth), one.body, one.orelse)))
 
     def _choice(self, one: ast.If, name: str) -> list[ast.stmt]:
         """``if test: ... name = a`` and ``else: ... name = b``, with marks before and after the first branch."""
         truth = self._next()
         first, second, side = (f"{truth}_{part}" for part in ("first", "second", "side"))
-        value, target = (lambda of: ast.Name(of, ast.Load())), (lambda of: ast.Name(of, ast.Store()))
         both = [
-            ast.Assign([target(first)], self._call("mark")),
+            ast.Assign([_store(first)], self._call("mark")),
             *one.body,
-            ast.Assign([target(side)], value(name)),
-            ast.Assign([target(second)], self._call("mark")),
+            ast.Assign([_store(side)], _load(name)),
+            ast.Assign([_store(second)], self._call("mark")),
             *one.orelse,
             ast.Assign(
-                [target(name)],
-                self._call("both", value(truth), value(first), value(side), value(second), value(name)),
+                [_store(name)],
+                self._call("both", _load(truth), _load(first), _load(side), _load(second), _load(name)),
             ),
         ]
-        tested = self._call("is_drawn", ast.NamedExpr(target(truth), one.test))
-        return [_at(one, ast.If(tested, both, [ast.If(value(truth), one.body, one.orelse)]))]
+        tested = self._call("is_drawn", ast.NamedExpr(_store(truth), one.test))
+        return [_at(one, ast.If(tested, both, [ast.If(_load(truth), one.body, one.orelse)]))]
 
     def _chosen(self, one: ast.If) -> str | None:
         """The name that both branches of an ``if`` assign last, if that is all that they do for the code after it."""
         sides = [_assigned(one.body), _assigned(one.orelse)]
-        if None in sides or not sides[0] or not sides[1] or sides[0][-1] != sides[1][-1]:
+        if not sides[0] or not sides[1] or sides[0][-1] != sides[1][-1]:
             return None
         name = sides[0][-1]
-        own = {*sides[0], *sides[1]} - {name}
-        inside = [list(_loads(statements)) for statements in (one.body, one.orelse)]
-        loads = [sum(loaded.count(other) for loaded in inside) for other in own]
-        outside = list(_loads([self.function]))
-        crossing = not own.isdisjoint(set(inside[0]) - set(sides[0])) or not own.isdisjoint(
-            set(inside[1]) - set(sides[1])
-        )
-        used = any(outside.count(other) != count for other, count in zip(own, loads, strict=True))
-        return None if used or crossing or name in (*inside[0], *inside[1]) else name
+        own = {*sides[0], *sides[1]}
+        if any(_reads_ahead(branch, own) for branch in (one.body, one.orelse)):
+            return None
+        within, everywhere = list(_loads([*one.body, *one.orelse])), list(_loads([self.function]))
+        is_local = all(within.count(other) == everywhere.count(other) for other in own - {name})
+        return name if is_local and name not in within else None
 
     def _next(self) -> str:
         self.count += 1
@@ -201,6 +196,14 @@ class _Rewriter:
 
     def _call(self, name: str, *arguments: ast.expr) -> ast.Call:
         return ast.Call(ast.Constant(self.names[name]), list(arguments), [])
+
+
+def _load(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _store(name: str) -> ast.Name:
+    return ast.Name(name, ast.Store())
 
 
 def _assigned(body: Sequence[ast.stmt]) -> list[str] | None:
@@ -215,6 +218,16 @@ def _assigned(body: Sequence[ast.stmt]) -> list[str] | None:
             return None
         found += [one.id for one in targets if isinstance(one, ast.Name)]
     return found
+
+
+def _reads_ahead(body: Sequence[ast.stmt], names: set[str]) -> bool:
+    """Whether one of these names is read before it is assigned."""
+    known: set[str] = set()
+    for statement in body:
+        if not names.isdisjoint(set(_loads([statement])) - known):
+            return True
+        known.update(_assigned([statement]) or ())
+    return False
 
 
 def _loads(statements: Sequence[ast.AST]) -> Iterator[str]:

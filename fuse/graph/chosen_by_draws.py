@@ -49,17 +49,23 @@ def raise_if_several(record: DrawRecord, functions: Sequence[types.FunctionType]
         raise Chooses(frozenset(codes))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ChoicesByDraws:
     """The choices of one recording.
 
     ``dispatches``: the operators that eager runs. ``copied(side, made)``: notes that eager has ``side`` itself, where
-    the graph has ``made``. ``drawn``: the number of draws from torch's generator so far.
+    the graph has ``made``. ``begun``: sides that were begun, and not followed by a choice.
     """
 
     record: DrawRecord
     dispatches: list[Any]
     copied: Callable[[Tensor, Tensor], None]
+    begun: int = 0
+
+    def raise_if_cut_off(self) -> None:
+        """Refuse a recording in which a side raised, and the user's code went on: eager may not take that side."""
+        if self.begun:
+            raise CaptureError("one side of a choice by random numbers raises an error")
 
     @contextlib.contextmanager
     def made(self, functions: Sequence[types.FunctionType], codes: frozenset[types.CodeType]) -> Iterator[None]:
@@ -69,7 +75,7 @@ class ChoicesByDraws:
         def is_ours(value: Any) -> bool:
             return is_drawn(value) and threading.get_ident() == thread
 
-        choosing = Choosing(is_ours, lambda: len(self.dispatches), self.both)
+        choosing = Choosing(is_ours, self._begin, self.both)
         before = [(one, one.__code__) for one in functions if one.__code__ in codes]
         try:
             for function, _ in before:
@@ -79,10 +85,14 @@ class ChoicesByDraws:
             for function, code in before:
                 function.__code__ = code
 
+    def _begin(self) -> int:
+        self.begun += 1
+        return len(self.dispatches)
+
     def both(self, truth: DrawnTruth, first: int, one: Any, second: int, other: Any) -> Any:
         """The side that ``truth`` selects; each side was computed from this number of operators on."""
-        expected = truth.comparison.expected
-        if expected:
+        self.begun -= 2
+        if truth.comparison.expected:
             del self.dispatches[second:]  # eager does not compute the other side
         else:
             del self.dispatches[first:second]

@@ -295,7 +295,7 @@ class DrawnTruth:
         self.record = record
         self.comparison = comparison
 
-    __class__ = property(lambda self: bool)  # type: ignore[assignment]  # the class that isinstance sees
+    __class__ = property(lambda self: bool)  # the class that isinstance sees
 
     def __bool__(self) -> bool:
         closed = self.record.reader.closed

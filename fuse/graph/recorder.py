@@ -144,6 +144,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             ):
                 result = self.model(*fake_args, **fake_kwargs)
             self._refuse_switches()
+            self.choices.raise_if_cut_off()
             if self.choosing is not None:
                 raise_if_several(self.drawn, self.functions)
             return self._finish(self._with_learned(self._with_assigned(result)))

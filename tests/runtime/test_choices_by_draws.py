@@ -151,6 +151,28 @@ def _read_later(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
     return h
 
 
+def _keeps_one(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
+    kept = h[0]
+    for _ in range(STEPS):
+        if random.random() < 0.5:
+            kept = kept + 1
+            part = kept * 2
+        else:
+            part = h[1]
+        h = torch.tanh(h + part)
+    return h
+
+
+def _tries(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
+    for t in range(STEPS):
+        try:
+            part = h[t] if random.random() < 0.5 else h[0]
+        except IndexError:
+            part = h[0] * 3
+        h = torch.tanh(h + part)
+    return h
+
+
 def _notes_it(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
     taken = []
     for t in range(STEPS):
@@ -175,7 +197,7 @@ def _is_not(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
     return h
 
 
-NEAR_MISSES = [_of_other_shapes, _read_later, _notes_it, _returns_it, _is_not]
+NEAR_MISSES = [_of_other_shapes, _read_later, _keeps_one, _tries, _notes_it, _returns_it, _is_not]
 
 
 @pytest.mark.parametrize("run", NEAR_MISSES, ids=lambda r: r.__name__)
