@@ -40,14 +40,13 @@ from fuse.runtime.differentiable import TWICE
 from fuse.runtime.drawing import LARGEST_APART, fewest_apart
 from fuse.runtime.guards import CallGuard, flatten, function_modes, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
-from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindsOfCalls, layouts_of
-from fuse.runtime.made_up_calls import made_up_call
+from fuse.runtime.kinds_of_calls import Between, KindsOfCalls, layouts_of
 from fuse.runtime.making import Maker, ModelCall, make, of_size
 from fuse.runtime.methods import Method, Methods
 from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.parts import LazyRun, Parts
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
-from fuse.runtime.reaching import further_call, made_up
+from fuse.runtime.reaching import learn, reached
 from fuse.runtime.refusals import (
     ANOMALIES,
     active_modes,
@@ -143,8 +142,13 @@ class Engine:
                 return self.eager(args, kwargs, reason)
             if (declined := self._in_vain.instead(self._kind(call), self._of_sizes(call))) is not None:
                 return self._served(declined, (), args, kwargs)
-            between = self._between(call, held)
-            if (seconds := self._new_sizes.too_early(call, next(iter(held), None), between)) is not None:
+            between, state = self._between(call, held), next(iter(held), None)
+            seconds = self._new_sizes.too_early(call, state, between)
+            if seconds is None and between is not None and not between.within:
+                with self._lock:
+                    between = reached(self._maker, self._new_sizes, call, between)
+                seconds = self._new_sizes.too_early(call, state, between)
+            if seconds is not None:
                 return self._not_yet(call, between, seconds)
             try:
                 found, is_new = self._make(call, between)
@@ -380,14 +384,9 @@ class Engine:
             found = next(matching(self._states, call.leaves, call.spec, modes()), None)
             is_new = found is None
             if found is None:
-                beyond, started = between is not None and not between.within, time.perf_counter()
-                if between is not None and beyond:
-                    between = self._reached(call, between)
-                if between is not None and not between.follow(self.model, call.args, call.kwargs):
+                if between is not None and not (between.within and between.follow(self.model, call.args, call.kwargs)):
                     between = None
-                if not beyond:
-                    started = time.perf_counter()
-                resized = between is not None and not beyond
+                started = time.perf_counter()
                 with without_garbage_collection(), unlogged(), self._new_sizes.lowering(call):
                     how = self._new_sizes.compiling(call, self._held())
                     sized = between.program() if between else None
@@ -400,14 +399,14 @@ class Engine:
                             if not how.allowed and compiled.training is not None:
                                 compiled.training.wait()
                     except NotYet:
-                        self._new_sizes.captured(call, time.perf_counter() - started, resized)
+                        self._new_sizes.captured(call, time.perf_counter() - started, between is not None)
                         raise
                     of_many = sizes_are_symbolic()
                 seconds = time.perf_counter() - started
                 if between is not None and sized is None:
-                    self._learn(call, between, compiled)
+                    learn(self._new_sizes, call, between, compiled)
                 if compiled.program is not None:
-                    self._new_sizes.captured(call, seconds, compiled.resized and not beyond, sized is not None)
+                    self._new_sizes.captured(call, seconds, compiled.resized, sized is not None)
                 self._in_vain.made(self._of_sizes(call), compiled)
                 if not (
                     compiled.once or (compiled.program is None and self._in_vain.failed(self._kind(call), compiled))
@@ -419,26 +418,6 @@ class Engine:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model, self._maker.tensors())
                 found = compiled, _given(compiled, call)
             return found, is_new
-
-    def _learn(self, call: ModelCall, between: Between, compiled: Compiled) -> None:
-        """Let programs for later sizes be made like this one."""
-        between.learn(compiled)
-        for end in between.ends():
-            with self._new_sizes.lowering(made_up_call(call, between.common.evaluate(*end.sizes))):
-                end.rehearse()
-
-    def _reached(self, call: ModelCall, beyond: Between) -> Between | None:
-        """The generalised graph for a call beyond all captured sizes, after a capture further out; or None."""
-        further = further_call(self.model, call, beyond)
-        if further is None:
-            return None
-        beyond.kind.reaches -= 1
-        with without_garbage_collection(), unlogged(), self._new_sizes.lowering(further):
-            captured = made_up(self._maker, further, beyond.kind)
-        between = beyond.kind.reached(captured, layouts_of(call.leaves)) if captured is not None else None
-        if between is None:
-            beyond.kind.reaches -= MOST_REACHED // 3 - 1
-        return between
 
     def _guards(self) -> list[StateGuard]:
         """The guards that hold in the model's state, which have variants."""

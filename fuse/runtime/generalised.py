@@ -35,7 +35,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fuse.kernel.extents import Conditions, plain, terms_of
+from fuse.kernel.extents import LEAST_LOWERED, Conditions, plain, terms_of
+from fuse.kernel.polynomials import Terms
 from fuse.kernel.region_text import Numbers
 from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
 from fuse.runtime.number_ranges import NumberRanges, number_ranges
@@ -87,12 +88,16 @@ class CapturedCall:
             arguments = arguments_in(self.graphs[0])
         except Exception:  # a fault in fuse must not reach the user: every size is captured
             return None
-        return CapturedGraphs(self, text + (self.training.extra() if self.training else ""), numbers, arguments)
+        text += self.training.extra() if self.training else ""
+        return CapturedGraphs(self, f"{text}{_small(numbers)}", numbers, arguments)
 
 
 @dataclass(frozen=True)
 class CapturedGraphs:
-    """The text and numbers of a captured call's graphs; the first ``arguments`` numbers are layouts of arguments."""
+    """The text and numbers of a captured call's graphs; the first ``arguments`` numbers are layouts of arguments.
+
+    The text includes the numbers that are too small to vary: a batch of one has another text than larger ones.
+    """
 
     call: CapturedCall
     text: str
@@ -161,14 +166,17 @@ class Generalised:
         """The sizes of the members."""
         return [own for one in self.members if (own := self.sizes(one.numbers[: one.arguments]))]
 
+    def bounds(self) -> list[tuple[int, int, int]]:
+        """The least and the largest value of each size among the members, and the step between its values."""
+        had = zip(*self.had(), strict=True)
+        return [(min(of), max(of), step) for of, (_, step) in zip(had, self.steps, strict=True)]
+
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
         """Run ``forward`` with symbolic sizes at ``sizes`` and at two others, and set ``met`` from its comparisons.
 
         Returns whether that succeeded: all members have the same outcomes, and no graph of another text does.
         """
-        had = zip(*self.had(), strict=True)
-        bounds = [(min(of), max(of), step) for of, (_, step) in zip(had, self.steps, strict=True)]
-        further = probe_sizes(bounds, lambda one: one != sizes and self.covers(one), self.evaluate)
+        further = probe_sizes(self.bounds(), lambda one: one != sizes and self.covers(one), self.evaluate)
         noted: dict[str, bool] = {}
         for one in (sizes, *further):
             try:
@@ -222,9 +230,9 @@ def generalised(graphs: Sequence[CapturedGraphs], fewest: int = FEWEST_OF_ONE_SI
     found = relation_of(last.numbers, [one.numbers for one in same[:-1]])
     if found is None or (len(found[0]) > 1 and len(same) < FEWEST):
         return None
-    relation = found[1]
-    names = _sizes(len(found[0])).sizes
-    if any(len({one.numbers[position] for one in same}) < fewest for position in found[0]):
+    positions, relation = _in_order(*found)
+    names = _sizes(len(positions)).sizes
+    if any(len({one.numbers[position] for one in same}) < fewest for position in positions):
         return None
     if not _are_independent_sizes(relation, [one.numbers for one in same]):
         return None
@@ -241,15 +249,39 @@ def generalised(graphs: Sequence[CapturedGraphs], fewest: int = FEWEST_OF_ONE_SI
         tuple(one for one in graphs if one.text != last.text and one.arguments == last.arguments),
         relation,
         tuple(source for source in sources if source),
-        tuple(_steps([one.numbers[position] for one in same]) for position in found[0]),
+        tuple(_steps([one.numbers[position] for one in same]) for position in positions),
         tuple(columns.values()),
         number_ranges(list(columns), _sizes(len(names)).evaluator([relation[i] for i in columns.values()])),
     )
 
 
+def _in_order(positions: Sequence[int], relation: Relation) -> tuple[tuple[int, ...], Relation]:
+    """The sizes in the order of their positions, so that a further captured call does not change it.
+
+    >>> _in_order((3, 0), (((("n1",), 1),), 8, ((("n0", "n1"), 2),), ((("n0",), 1),)))
+    ((0, 3), (((('n0',), 1),), 8, ((('n0', 'n1'), 2),), ((('n1',), 1),)))
+    """
+    names = {f"n{i}": f"n{new}" for new, i in enumerate(sorted(range(len(positions)), key=lambda i: positions[i]))}
+
+    def renamed(terms: Terms) -> Terms:
+        return tuple(sorted((tuple(sorted(names[name] for name in factors)), times) for factors, times in terms))
+
+    ordered = (renamed(terms) if isinstance(terms, tuple) else terms for terms in relation)
+    return tuple(sorted(positions)), tuple(ordered)
+
+
 def _sizes(count: int) -> Conditions:
     """So many sizes by their names, without conditions."""
     return Conditions(tuple(f"n{i}" for i in range(count)))
+
+
+def _small(numbers: Numbers) -> tuple[tuple[int, Any], ...]:
+    """The integers that are too small to vary, with their positions.
+
+    >>> _small((5, 1, 64, -1, 0.5))
+    ((1, 1), (3, -1))
+    """
+    return tuple((i, n) for i, n in enumerate(numbers) if type(n) is int and abs(n) < LEAST_LOWERED)
 
 
 def _same_constants(one: GraphModule, other: GraphModule) -> bool:

@@ -8,7 +8,7 @@ x [37, 4, 64]                               of the first kind: between the captu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse.kernel.region_text import Numbers
+from fuse.runtime.call_keys import Key
 from fuse.runtime.generalised import FEWEST_OF_ONE_SIZE, CapturedCall, CapturedGraphs, Generalised, generalised
 from fuse.runtime.guards import CallGuard, sources_of, tensor_check
+from fuse.runtime.probing_sizes import sample_sizes
 from fuse.runtime.program import Program
 from fuse.runtime.resized import resized
 from fuse.runtime.schedule import schedule
@@ -35,7 +37,7 @@ MOST_CAPTURED = 48
 MOST_KINDS = 8
 """Most kinds of calls that are kept for one state of the model."""
 MOST_REACHED = 12
-"""Most captures of a kind at larger or smaller sizes than called; a useless one counts as ``MOST_REACHED // 3``."""
+"""Most captures of a kind at larger or smaller sizes than called; a useless one counts as ``MOST_REACHED // 6``."""
 MOST_FOLLOWED = 3
 """Most failed attempts to generalise a kind of calls."""
 
@@ -50,6 +52,7 @@ class KindOfCalls:
         sources: origins of the placeholders' tensors.
         tensors: the ``id`` of each tensor of the model.
         reaches: captures at made-up sizes that may still be made.
+        useless: made-up calls that could not be captured, or had another graph.
         _probable: formulas for the last text that nothing checks yet.
         _held: tensors that do not come with a call.
         _check: checks their facts and sizes, which ``module.double()`` changes.
@@ -60,6 +63,7 @@ class KindOfCalls:
     sources: tuple[int | Tensor, ...]
     tensors: frozenset[int]
     reaches: int = MOST_REACHED
+    useless: set[Key] = field(default_factory=set)
     _held: dict[int, Tensor] = field(default_factory=dict)
     _check: Callable[..., bool] = field(default_factory=lambda: tensor_check(()))
     _waiting: list[CapturedCall] = field(default_factory=list)
@@ -105,19 +109,16 @@ class KindOfCalls:
             return Between(self, self._probable, sizes, False)
         return max(found, key=lambda one: one.within, default=None)
 
-    def reached(self, made_up: CapturedCall, given: Numbers) -> Between | None:
-        """The generalised graph for a call with these layouts, with the made-up call as a further member; None if none
-        serves the call. A made-up call that is no member of any is dropped.
-        """
+    def takes(self, made_up: CapturedCall, given: Numbers) -> bool:
+        """Add a made-up call, if it becomes a member of a generalised graph; ``given`` are the layouts of a call for
+        which it was made up."""
         before = self._captured, self._common, self._probable
         self._waiting.append(made_up)
-        found = self.between(given)
-        if found is not None and found.within:
-            return found
+        self.between(given)
         if any(one.call is made_up for common in self._common for one in common.members):
-            return None
+            return True
         self._captured, self._common, self._probable = before
-        return None
+        return False
 
     def _as_before(self, common: Generalised) -> bool:
         """Whether the comparisons of ``forward`` that are known hold for one more member; True if none are known."""
@@ -155,9 +156,9 @@ class Between:
 
     @cached_property
     def beyond(self) -> bool:
-        """Whether a size is less, or more, than it was in all captured calls."""
-        had = zip(*self.common.had(), strict=True)
-        return any(not min(of) <= size <= max(of) for size, of in zip(self.sizes, had, strict=True))
+        """Whether a size is less, or more, than it was in all captured calls, or between the steps of all of them."""
+        bounds = zip(self.sizes, self.common.bounds(), strict=True)
+        return any(not least <= size <= most or (size - least) % step for size, (least, most, step) in bounds)
 
     def is_bounded(self) -> bool:
         """Whether this call probably gets a program without graphs; a kernel may still not serve it."""
@@ -198,9 +199,21 @@ class Between:
 
     def ends(self) -> list[Between]:
         """Calls at the least and at the largest captured sizes, if programs are known for sizes between others only."""
-        sizes = [tuple(map(most, zip(*self.common.had(), strict=True))) for most in (min, max)]
-        found = [Between(self.kind, self.common, one) for one in sizes]
+        least, largest, _ = zip(*self.common.bounds(), strict=True)
+        found = [Between(self.kind, self.common, one) for one in (least, largest)]
         return [one for one in found if self.common.programs.beyond(one.sizes) and self.common.covers(one.sizes)]
+
+    def samples(self) -> Iterator[Between]:
+        """Further calls between the captured ones, as long as their programs help to make those of later sizes."""
+        if not self.learns():
+            return
+        met = self.common.met
+        assert met is not None
+        for sizes in sample_sizes(self.common.bounds()):
+            if not self.learns():
+                return
+            if met(*sizes) and self.common.covers(sizes):
+                yield Between(self.kind, self.common, sizes)
 
     def rehearse(self) -> None:
         """Schedule the graphs of this call, which nobody made, without a program."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from fuse.kernel.sized import lowering_for, sizes_are_symbolic
-from fuse.runtime import tuning
+from fuse.runtime import patience, tuning
 from fuse.runtime.call_keys import differ_in_numbers, key_of_value
 from fuse.runtime.compiling import Compiling
 from fuse.runtime.guards import modes
@@ -75,8 +75,16 @@ class NewSizes:
             seconds = self._patience.expected(self._kind(call, True), size, True, False, alike)
             if seconds is not None or between.programs is not None:
                 return seconds
-        unlike = between is not None and between.common.checked and not within and not beyond
-        return self._patience.expected(self._kind(call, False), size, within, beyond or _learns(between), alike, unlike)
+        together = beyond or _learns(between)
+        at = self._settled_at(call, between)
+        return self._patience.expected(self._kind(call, False), size, within, together, alike, at)
+
+    def _settled_at(self, call: ModelCall, between: Between | None) -> int:
+        """How many sizes of this kind of call are captured at once, if this one is among the first."""
+        if self._seen.grows(call.kind, call.leaves):
+            return patience.SETTLED_GROWING
+        around = between is not None and between.common.checked and not between.within and not between.beyond
+        return patience.SETTLED_UNLIKE if around else patience.SETTLED
 
     def waits(self, call: ModelCall, state: StateGuard | None) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""
@@ -85,6 +93,10 @@ class NewSizes:
     def captured(self, call: ModelCall, seconds: float, resized: bool, cheap: bool = False) -> None:
         """Note that a call was captured, or got the graph of others (``resized``), or their program (``cheap``)."""
         self._patience.captured(self._kind(call, cheap), call.key, seconds, resized)
+
+    def spent(self, call: ModelCall) -> float:
+        """The seconds that captures of this kind of call took."""
+        return self._patience.spent(self._kind(call, False))
 
     def compiled(self, call: ModelCall, state: StateGuard | None, how: Compiling, seconds: float) -> None:
         """Note that a program for sizes that vary was made."""

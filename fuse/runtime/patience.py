@@ -31,6 +31,8 @@ SETTLED = 8
 """Sizes of one kind of call that are captured at once."""
 SETTLED_UNLIKE = 3
 """The same for a size that needs a capture although the graph of others serves most sizes around it."""
+SETTLED_GROWING = 1
+"""The same for a tensor of one row that was empty: it grows, and the graphs of none and of one serve no other size."""
 SETTLED_NUMBERS = 3
 """The same for calls that differ in numbers only: such a number may count the calls, as a position in a text does."""
 LARGEST_CAPTURED = 64
@@ -75,6 +77,10 @@ class Patience:
         known[size] = seconds
         _shorten(known, LARGEST_CAPTURED)
 
+    def spent(self, kind: Hashable) -> float:
+        """The seconds that captures of this kind took."""
+        return sum(self._captured.get(kind, {}).values())
+
     def expected(
         self,
         kind: Hashable,
@@ -82,17 +88,17 @@ class Patience:
         resized: bool = False,
         together: bool = False,
         differs_in_numbers: Callable[[Any], bool] = lambda size: False,
-        unlike: bool = False,
+        settled_at: int | None = None,
     ) -> float | None:
         """The seconds that a capture is expected to take, or the graph of other sizes (``resized``); None where a call
         of this size has its program made now. ``together``: what other sizes took counts as well.
-        ``differs_in_numbers``: whether a captured size differs from this one in numbers only. ``unlike``: the graph
-        of others does not serve this size, but serves sizes around it."""
+        ``differs_in_numbers``: whether a captured size differs from this one in numbers only. ``settled_at``: the
+        sizes of this kind that are captured at once (None: ``SETTLED``)."""
         captured, graphs = self._captured.get(kind, {}), self._resized.get(kind, {})
         known = graphs if resized else captured
         if size in captured or not known:
             return None
-        settled = len(captured) + len(graphs) >= (SETTLED_UNLIKE if unlike else SETTLED)
+        settled = len(captured) + len(graphs) >= (SETTLED if settled_at is None else settled_at)
         if not settled and sum(map(differs_in_numbers, captured)) < SETTLED_NUMBERS:
             return None
         seconds = min(known.values())  # without what is done once

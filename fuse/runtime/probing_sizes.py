@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -42,6 +43,18 @@ def probe_sizes(
         fitting = filter(fits, dict.fromkeys(tried))
         found += sorted(fitting, key=lambda sizes: _by_chance(sizes, numbers(*sizes)))[:1]
     return found
+
+
+def sample_sizes(bounds: Sequence[tuple[int, int, int]]) -> Iterator[Numbers]:
+    """Different choices of sizes within the bounds, their corners first.
+
+    >>> list(sample_sizes([(2, 4, 1)]))
+    [(2,), (4,), (3,)]
+    """
+    draw = random.Random(0)
+    corners = product(*((least, largest) for least, largest, _ in bounds))
+    drawn = (tuple(_drawn(draw, half, *bound) for bound in bounds) for _ in range(CANDIDATES) for half in range(2))
+    yield from dict.fromkeys(chain(corners, drawn))
 
 
 def _drawn(draw: random.Random, half: int, least: int, largest: int, step: int) -> int:

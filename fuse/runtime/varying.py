@@ -63,3 +63,13 @@ class SizesSeen:
         return tuple(
             (i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size == 1 and (i, d) in wide
         )
+
+    def grows(self, kind: Key, leaves: Sequence[Any]) -> bool:
+        """Whether a tensor of a call has one row, and was empty in all earlier calls of its kind."""
+        now = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
+        seen = self._first.get(kind, ())
+        return any(
+            size == 1 and seen and all(shapes[i][d] == 0 for shapes in seen)
+            for i, shape in enumerate(now)
+            for d, size in enumerate(shape)
+        )

@@ -13,9 +13,20 @@ from fuse.runtime import patience
 from fuse.runtime.patience import SETTLED, SETTLED_NUMBERS, Patience
 
 
+class Looked(nn.Module):
+    """Looks its number of rows up, so that no size has the graph of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scales = nn.Linear(64, 64), dict.fromkeys(range(101), 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.first(x)) * self.scales[x.shape[0]]
+
+
 def test_the_first_sizes_are_captured_and_those_that_return() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh()).eval()  # wider than there are rows
+    model = Looked().eval()
     fused = fuse.compile(model)
     ran = []
     with torch.no_grad(), warnings.catch_warnings():
@@ -24,9 +35,9 @@ def test_the_first_sizes_are_captured_and_those_that_return() -> None:
             x = torch.randn(rows, 64)
             torch.testing.assert_close(fused(x), model(x))
             ran.append(fused.last_run.fallbacks == ())
-        first = ran.index(False)  # sizes of which programs for others are made are captured at once, too
-        assert SETTLED <= first <= 3 * SETTLED
-        assert not any(ran[-SETTLED:])  # beyond all that were captured
+        first = ran.index(False)  # captures further out are counted, too
+        assert SETTLED - 2 <= first <= SETTLED
+        assert not any(ran[SETTLED:])
         assert "sizes keep changing" in fused.last_run.fallbacks[0].reason
         x = torch.randn(2, 64)
         fused(x)

@@ -14,7 +14,7 @@ import fuse
 from fuse.graph.capture import capture_short
 from fuse.runtime import making, patience
 from fuse.runtime.patience import Patience
-from fuse.runtime.reaching import LEAST_FURTHER
+from fuse.runtime.reaching import DISTANCE
 from tests.fuzz.sizes import WIDTH, Model, attention, branch, train
 from tests.runtime.test_generalised import infer, loop, plain
 
@@ -55,8 +55,8 @@ def test_one_capture_further_out_serves_what_lies_between(
         (train if training else infer)(model, double, fused, torch.randn(*shape, WIDTH))
         assert not fused.last_run.fallbacks
     made = [shape[0] for shape in captures[len(FIRST) :]]
-    assert len(made) == 2
-    assert max(made) >= 30 + LEAST_FURTHER
+    assert len(made) <= 3
+    assert max(made) >= 30 + DISTANCE
     assert min(made) <= 12
 
 
@@ -76,7 +76,7 @@ class Cache(nn.Module):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("length", [3, 20])
+@pytest.mark.parametrize("length", [0, 1, 3, 20])
 def test_a_cache_that_grows_is_captured_at_few_lengths(
     fused: bool, length: int, captures: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
