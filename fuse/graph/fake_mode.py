@@ -6,20 +6,23 @@ A ``FakeTensorMode`` reads two flags of ``torch._dynamo.config``, and wraps its 
 - the attribute ``torch._dynamo`` first resolves to a light module that knows ``config``; any other request imports the
   package;
 - :class:`FakeMode` dispatches without the switch, and computes the layouts of the commonest operators itself
-  (:mod:`fuse.graph.known_layouts`), so that most models do not need symbolic arithmetic either.
+  (:mod:`fuse.graph.known_layouts`), so that most models do not need symbolic arithmetic either;
+- torch's own rules for other operators (``cat``, ``where``, ``pow``, ``clamp``) have the same switch, and run without
+  it as long as the package is not imported.
 
 ``sys.modules`` never contains the light module: ``import torch._dynamo`` imports the package, with the same ``config``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -36,13 +39,60 @@ _PACKAGE, _CONFIG = "torch._dynamo", "torch._dynamo.config"
 _ONCE = ForkedLock()
 
 
+_SWITCH = _disable_dynamo(lambda: None).__code__
+_RULES = ("torch._refs", "torch._decomp", "torch._meta_registrations")
+"""Prefixes of the modules with torch's rules for fake tensors."""
+_KEPT = "__dynamo_disable"
+"""The attribute in which torch's switch keeps the function that it calls from its second call on."""
+
+
 def _without_switch(dispatch: Any) -> Any:
     """The method inside torch's switch for ``torch.compile``; the method itself if it has no switch."""
-    switch = _disable_dynamo(lambda: None).__code__
-    return dispatch.__wrapped__ if getattr(dispatch, "__code__", None) is switch else dispatch
+    return dispatch.__wrapped__ if getattr(dispatch, "__code__", None) is _SWITCH else dispatch
 
 
 _torch_dispatch = _without_switch(FakeTensorMode.__torch_dispatch__)
+
+
+def _defer_switches() -> None:
+    """Let torch's rules call what is inside their switch until ``torch._dynamo`` is imported: then nothing can be
+    switched off."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_RULES)]
+    waiting = [value for module in modules for value in vars(module).values() if isinstance(value, FunctionType)]
+    seen: set[FunctionType] = set()
+    while waiting:
+        function = waiting.pop()
+        if function in seen or not function.__module__.startswith("torch."):
+            continue
+        seen.add(function)
+        around = _variables_around(function)
+        waiting += [value for value in around.values() if isinstance(value, FunctionType)]
+        if function.__code__ is _SWITCH and isinstance(rule := around.get("fn"), FunctionType):
+            vars(rule).setdefault(_KEPT, _deferred_switch(function, rule))
+
+
+def _variables_around(function: FunctionType) -> dict[str, Any]:
+    """The variables that ``function`` takes from the functions around it, such as the function that it wraps."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a cell may be empty
+            found[name] = cell.cell_contents
+    return found
+
+
+def _deferred_switch(switch: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+    """``rule`` as long as ``torch._dynamo`` is not imported; from then on ``switch`` around it, as torch made it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _PACKAGE not in sys.modules:
+            return rule(*args, **kwargs)
+        vars(rule).pop(_KEPT, None)
+        return switch(*args, **kwargs)
+
+    return run
+
+
+_defer_switches()
 
 
 class WithoutSwitch:

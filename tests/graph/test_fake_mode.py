@@ -36,6 +36,41 @@ print("\\n", *sorted({{"torch._dynamo", "sympy", "torch._inductor", "networkx"}}
     assert out.splitlines()[-1].strip() == ""
 
 
+def test_torchs_own_rules_do_not_import_dynamo_and_are_switched_off_once_it_is_there() -> None:
+    out = run(
+        """
+import sys, torch, fuse
+from fuse.graph.fake_mode import FakeMode
+
+def results(x):
+    index = torch.zeros(3, 4, dtype=torch.int64)
+    return [
+        torch.cat([x, x.t()[:, :3].reshape(3, 4)], 1), torch.where(x > 0, x, 1.0), x ** 2, x.clamp(0), x.mean(1),
+        torch.nn.functional.elu(x), torch.nn.functional.cosine_similarity(x, x), x.cumsum(1), torch.eye(4),
+        torch.clone(x).sigmoid_(), torch.nn.functional.cross_entropy(x, index[:, 0]),
+    ]
+
+def layouts(values):
+    return [(value.shape, value.stride(), value.dtype) for value in values]
+
+with FakeMode():
+    before = layouts(results(torch.empty(3, 4)))
+assert "torch._dynamo" not in sys.modules
+import torch._dynamo
+with FakeMode():
+    after = layouts(results(torch.empty(3, 4)))
+x = torch.randn(3, 4)
+eager = layouts(results(x))
+assert before == after == eager
+torch._refs.where(x > 0, x, x)
+rule = torch._refs.where.__wrapped__.__wrapped__
+assert rule.__dynamo_disable.__module__.startswith("torch")
+print("works")
+"""
+    )
+    assert out.split() == ["works"]
+
+
 def test_dynamo_works_after_fuse_has_put_it_off() -> None:
     out = run(
         """
