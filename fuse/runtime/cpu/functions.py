@@ -16,6 +16,11 @@ from fuse.runtime.cpu.compiler import build_many, built_by
 FOR_A_LINE, FOR_A_LINE_BEHIND_HEADERS, FOR_HEADERS = 0.5, 1.0, 350.0
 """Rough compile times of GCC in milliseconds: for a line of a kernel without and with headers, and for the headers."""
 
+LONGEST_UNIT = 1000
+"""Lines of kernels that one compiler is given at most, give or take half a kernel: one to two seconds. Programs with a
+kernel for each step then keep all processors busy, and stay far below the compiler's time limit however long they are.
+A further unit costs a tenth of a second."""
+
 _known: dict[object, int] = {}
 """Addresses of all kernels that this process has loaded."""
 
@@ -47,18 +52,40 @@ def _code(kernel: Kernel) -> object:
 def units_of(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
     """The kernels by translation unit, the unit that takes longest first, so that no processor waits for it at the end.
 
-    Each loop has its own unit, which is cached for all lengths. Other kernels with the same headers are one unit.
+    Each loop has its own unit, which is cached for all lengths. Other kernels with the same headers are one unit, or
+    several of ``LONGEST_UNIT`` lines where no templates of headers would be compiled again in each.
     """
     units: dict[object, list[Kernel]] = {}
     for kernel in kernels:
         alone = kernel.headers == LOOP_HEADERS
         units.setdefault(kernel.name if alone else (kernel.headers, bool(kernel.sizes)), []).append(kernel)
-    return sorted(units.values(), key=_milliseconds, reverse=True)
+    parts = [part for unit in units.values() for part in ([unit] if unit[0].headers else _parts(unit))]
+    return sorted(parts, key=_milliseconds, reverse=True)
+
+
+def _parts(unit: list[Kernel]) -> list[list[Kernel]]:
+    """The kernels of a unit, in order, in parts of about equal length where they have more than ``LONGEST_UNIT``
+    lines."""
+    lines = sum(map(_lines, unit))
+    if lines <= LONGEST_UNIT:
+        return [unit]
+    count = -(-lines // LONGEST_UNIT)
+    parts: dict[int, list[Kernel]] = {}
+    before = 0
+    for kernel in unit:
+        middle = before + _lines(kernel) / 2
+        parts.setdefault(int(middle * count / lines), []).append(kernel)
+        before += _lines(kernel)
+    return list(parts.values())
+
+
+def _lines(kernel: Kernel) -> int:
+    return kernel.source.count("\n")
 
 
 def _milliseconds(unit: Sequence[Kernel]) -> float:
     """Rough compile time of a unit in milliseconds."""
-    lines = sum(kernel.source.count("\n") for kernel in unit)
+    lines = sum(map(_lines, unit))
     return lines * FOR_A_LINE_BEHIND_HEADERS + FOR_HEADERS if unit[0].headers else lines * FOR_A_LINE
 
 

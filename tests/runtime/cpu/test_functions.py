@@ -62,5 +62,14 @@ def kernels_of_lines(*lines: int, headers: tuple[str, ...] = ()) -> list[Kernel]
 def test_the_unit_that_takes_longest_comes_first() -> None:
     short, product = kernels_of_lines(30, 40), kernels_of_lines(60, headers=("products.h", "tiles.h"))
     assert units_of([*short, *product]) == [product, short]  # the headers take longer than some lines
-    long = kernels_of_lines(*[100] * 30)
+    long = kernels_of_lines(*[100] * 10)
     assert units_of([*product, *long]) == [long, product]
+
+
+def test_many_kernels_are_shared_out_to_several_compilers() -> None:
+    many = kernels_of_lines(*[100] * 30)
+    assert units_of(many) == [many[:10], many[10:20], many[20:]]
+    uneven = kernels_of_lines(30, 2500, 30, 40)
+    assert units_of(uneven) == [uneven[1:2], uneven[2:], uneven[:1]]
+    products = kernels_of_lines(*[100] * 30, headers=("products.h", "tiles.h"))
+    assert units_of(products) == [products]  # each would compile the templates of its headers again
