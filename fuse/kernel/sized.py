@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import combinations_with_replacement, product
+from itertools import combinations, combinations_with_replacement, product
 from typing import Any, Generic, TypeVar
 
 from fuse.kernel.extents import LEAST, LEAST_LOWERED, Conditions, Real
@@ -33,6 +33,8 @@ Made = TypeVar("Made")
 
 LARGEST_REFERENCES = 8
 """Most calls whose numbers are kept for one occurrence of a text."""
+FEWEST_OF_SUMS = 4
+"""Fewest calls from which follows that a number is the sum of two sizes."""
 LARGEST_FAMILIES = 8
 """Most kernels for varying sizes of one text, failed attempts included; after that, each size gets its own kernel."""
 
@@ -134,9 +136,10 @@ def relation_of(
     """The numbers ``now`` of a text as polynomials in its sizes: positions of the sizes, and a term for every number.
 
     Sizes are the smallest numbers that differ between calls and do not follow from others. A number follows from sizes
-    as a multiple of one or two of them, as a size plus or minus a constant, or as the remainder of a size in whole
-    windows. The numbers ``apart`` are always sizes. Calls in which a number is one are used only if there are no
-    others. Returns None if no number differs, or if a negative number does not follow from others.
+    as a multiple of one or two of them, as a size plus or minus a constant, as the sum of two sizes, or as the
+    remainder of a size in whole windows. The numbers ``apart`` are always sizes. Calls in which a number is one are
+    used only if there are no others. Returns None if no number differs, or if a negative number does not follow from
+    others.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
@@ -166,7 +169,7 @@ def relation_of(
             if column in rests:
                 terms = sum_of(*(product_of(known[int, of], (((), times),)) for of, times in rests[column]))
             elif column[0] not in apart:
-                terms = _shift(column, sizes)
+                terms = _shift(column, sizes) or _sum(column, sizes)
             if terms is None and min(column) < 0:
                 return None
             if terms is None:
@@ -217,6 +220,22 @@ def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
         shift = column[0] - sign * one[0]
         if all(c == sign * a + shift for c, a in zip(column, one, strict=True)):
             return (((), shift), ((f"n{i}",), sign))
+    return None
+
+
+def _sum(column: Column, sizes: Sequence[Column]) -> Terms | None:
+    """A number as the sum of two sizes and a constant; None if it is none, or if too few calls tell.
+
+    >>> _sum((7, 12, 9, 14), [(2, 5, 3, 9), (4, 6, 5, 4)])
+    (((), 1), (('n0',), 1), (('n1',), 1))
+    """
+    if len(column) < FEWEST_OF_SUMS:
+        return None
+    for (i, one), (j, two) in combinations(enumerate(sizes), 2):
+        shift = column[0] - one[0] - two[0]
+        if all(c == a + b + shift for c, a, b in zip(column, one, two, strict=True)):
+            terms = ((((), shift),) if shift else ()) + (((f"n{i}",), 1), ((f"n{j}",), 1))
+            return sum_of(terms)
     return None
 
 

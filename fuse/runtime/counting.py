@@ -18,7 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fuse.kernel.extents import Extent
+from fuse.kernel.extents import Extent, plain
+from fuse.runtime.watched_integers import WatchedInteger, symbolic
 
 _LONG = (list, tuple, dict, set, deque)
 _range, _len, _enumerate, _zip = builtins.range, builtins.len, builtins.enumerate, builtins.zip
@@ -46,9 +47,13 @@ def counting(number: Callable[[int], int], known: Callable[[int], int]) -> dict[
         ranges = {position: _own(one) for position, one in _enumerate(of) if isinstance(one, (_range, _SymbolicRange))}
         for position, items, is_last in _with_last(_zip(*of, **how)):
             ends = {at: own.start + own.step * (known(position + 1) - 1) for at, own in ranges.items() if is_last}
-            yield tuple(item if isinstance(item, Extent) else ends.get(at, item) for at, item in _enumerate(items))
+            yield tuple(item if _is_symbolic(item) else ends.get(at, item) for at, item in _enumerate(items))
 
     return {"range": _Range, "len": length, "enumerate": numbered, "zip": zipped}
+
+
+def _is_symbolic(number: Any) -> bool:
+    return isinstance(number, Extent) or type(number) is WatchedInteger
 
 
 def _with_last(of: Any) -> Iterator[tuple[int, Any, bool]]:
@@ -73,8 +78,8 @@ class _AsRange(type):
         return type(instance) in (_range, _SymbolicRange)
 
     def __call__(cls, *bounds: Any) -> Any:
-        made = _range(*bounds)
-        return _SymbolicRange(made, bounds) if any(isinstance(bound, Extent) for bound in bounds) and made else made
+        made = _range(*(plain(symbolic(bound)) for bound in bounds))
+        return _SymbolicRange(made, bounds) if any(map(_is_symbolic, bounds)) and made else made
 
 
 class _Range(metaclass=_AsRange):

@@ -40,7 +40,7 @@ from fuse.runtime.differentiable import TWICE
 from fuse.runtime.drawing import LARGEST_APART, fewest_apart
 from fuse.runtime.guards import CallGuard, flatten, function_modes, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
-from fuse.runtime.kinds_of_calls import Between, KindsOfCalls, layouts_of
+from fuse.runtime.kinds_of_calls import Between, KindsOfCalls, numbers_of
 from fuse.runtime.making import Maker, ModelCall, make, of_size
 from fuse.runtime.methods import Method, Methods
 from fuse.runtime.new_sizes import NewSizes
@@ -376,7 +376,7 @@ class Engine:
         if kind is None:
             return None
         with self._lock:
-            return kind.between(layouts_of(call.leaves))
+            return kind.between(numbers_of(call.leaves))
 
     def _make(self, call: ModelCall, between: Between | None) -> tuple[Found, bool]:
         """A variant for a call; whether it is new, and not of another thread."""

@@ -61,11 +61,12 @@ MOST_COLUMNS = 256
 class CapturedCall:
     """The rewritten graphs of a captured call, or of such a call at other sizes.
 
-    ``training`` is that of the captured call, if it needs gradients. ``made_up``: the user did not make this call, and
-    it has no program.
+    ``integers`` are the call's integer arguments. ``training`` is that of the captured call, if it needs gradients.
+    ``made_up``: the user did not make this call, and it has no program.
     """
 
     graphs: tuple[GraphModule, ...]
+    integers: Numbers
     training: Training | None = None
     made_up: bool = False
 
@@ -79,22 +80,27 @@ class CapturedCall:
         if training is not None and training.joint.own_gradients:  # Python code, whose uses of sizes are not recorded
             return None
         graphs = training.graphs() if training else (graph,)
-        return None if any(graph.meta.get("failed") for graph in graphs) else CapturedCall(graphs, training)
+        if any(graph.meta.get("failed") for graph in graphs):
+            return None
+        return CapturedCall(graphs, compiled.guard.integers, training)
 
     def as_text(self) -> CapturedGraphs | None:
         """The text and numbers of its graphs; None if a graph has no text."""
         try:
             text, numbers = spelled_graphs(self.graphs)
-            arguments = arguments_in(self.graphs[0])
+            arguments = len(self.integers) + arguments_in(self.graphs[0])
         except Exception:  # a fault in fuse must not reach the user: every size is captured
             return None
         text += self.training.extra() if self.training else ""
+        numbers = (*self.integers, *numbers)
         return CapturedGraphs(self, f"{text}{_small(numbers)}", numbers, arguments)
 
 
 @dataclass(frozen=True)
 class CapturedGraphs:
-    """The text and numbers of a captured call's graphs; the first ``arguments`` numbers are layouts of arguments.
+    """The text of a captured call's graphs, and their numbers behind the call's integer arguments.
+
+    The first ``arguments`` numbers are these integers, and the layouts of arguments.
 
     The text includes the numbers that are too small to vary: a batch of one has another text than larger ones.
     """
@@ -137,6 +143,12 @@ class Generalised:
         """Whether there are enough members that some of them check the formulas of the others."""
         return len(self.members) >= FEWEST_OF_ONE_SIZE
 
+    @property
+    def varies_in_integers(self) -> bool:
+        """Whether integer arguments are formulas in the sizes."""
+        count = len(self.members[-1].call.integers)
+        return any(isinstance(number, tuple) for number in self.relation[:count])
+
     @cached_property
     def evaluate(self) -> Callable[..., Numbers]:
         """Computes all numbers from sizes."""
@@ -147,7 +159,7 @@ class Generalised:
         return _sizes(len(self.sources)).evaluator(self.relation[: self.members[-1].arguments])
 
     def sizes(self, given: Numbers) -> tuple[int, ...] | None:
-        """The sizes of a call whose arguments have these layouts; None if the layouts do not fit the formulas."""
+        """The sizes of a call with these integer arguments and layouts; None if these do not fit the formulas."""
         found = []
         for position, factor, shift in self.sources:
             size, rest = divmod(given[position] - shift, factor)
@@ -193,6 +205,7 @@ class Generalised:
     ) -> dict[str, bool]:
         """The comparisons of sizes in one run of ``forward``, with their outcomes."""
         conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False)
+        last = self.members[-1].call
         formulas: dict[int, int] = {}
         several: set[int] = set()
         for position in self.distinct:
@@ -201,7 +214,8 @@ class Generalised:
                 several.add(plain(number))
         for number in several:  # several formulas have this value
             del formulas[number]
-        size_conditions(model, args, kwargs, formulas, conditions, self.members[-1].call.training is not None)
+        integers = numbers[: len(last.integers)]
+        size_conditions(model, args, kwargs, formulas, integers, conditions, last.training is not None)
         return {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
 
     def decide(self, met: Callable[..., bool]) -> bool:

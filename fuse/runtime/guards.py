@@ -78,6 +78,20 @@ def same_value(a: object, b: object) -> bool:
         return False
 
 
+def _same_or_integers(a: object, b: object) -> bool:
+    """Whether two values are the same, or both are integers."""
+    return (type(a) is int and type(b) is int) or same_value(a, b)
+
+
+def integers_of(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The integers among the leaves of a call.
+
+    >>> integers_of([torch.ones(1), 3, True, 2.0, 5])
+    (3, 5)
+    """
+    return tuple(leaf for leaf in leaves if type(leaf) is int)
+
+
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], pytree.TreeSpec | None]:
     """The leaves of a call's arguments, in the order of capture, and their structure; None for plain positional ones.
 
@@ -146,6 +160,11 @@ class CallGuard:
     pinned: tuple[tuple[int, Tensor], ...]
     context: tuple[tuple[ContextVar[Any], Any], ...] = ()
 
+    @property
+    def integers(self) -> tuple[int, ...]:
+        """The integers among the leaves, in their order."""
+        return integers_of([value for _, value in self.values])
+
     @cached_property
     def unpack(self) -> Unpack | None:
         """Takes the leaves out of arguments with this structure; None if no such function can be generated."""
@@ -155,17 +174,26 @@ class CallGuard:
         self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
         """The tensors of the placeholders if the variant serves the call, else None."""
-        if not self._fits(leaves, spec, current_modes):
+        if not self._fits(leaves, spec, current_modes, same_value):
             return None
         tensors = self.pick((*leaves, *self.state))
         return tensors if self.check(*tensors) else None
 
-    def _fits(self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]) -> bool:
-        """Whether a call is like the guard's, facts about tensors and further repeated or pinned leaves apart."""
+    def _fits(
+        self,
+        leaves: Sequence[Any],
+        spec: pytree.TreeSpec | None,
+        current_modes: tuple[Any, ...],
+        alike: Callable[[object, object], bool],
+    ) -> bool:
+        """Whether a call is like the guard's, facts about tensors and further repeated or pinned leaves apart.
+
+        ``alike`` compares plain values.
+        """
         if len(leaves) != self.count or current_modes != self.modes or spec != self.spec:
             return False
         for index, value in self.values:
-            if leaves[index] is not value and not same_value(leaves[index], value):
+            if leaves[index] is not value and not alike(leaves[index], value):
                 return False
         for first, second in self.repeated:
             if leaves[first] is not leaves[second]:
@@ -179,19 +207,21 @@ class CallGuard:
         current_modes: tuple[Any, ...],
         model_tensors: frozenset[int],
     ) -> bool:
-        """Whether a call differs from the guard's only in facts about tensors; ``model_tensors``: the ``id`` of each
-        tensor of the model."""
-        if not self._fits(leaves, spec, current_modes):
+        """Whether a call differs from the guard's only in facts about tensors and in integers; ``model_tensors``: the
+        ``id`` of each tensor of the model."""
+        if not self._fits(leaves, spec, current_modes, _same_or_integers):
             return False
         tensors = [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         pinned = sum(tensor in model_tensors for tensor in tensors)
         return len(tensors) - len(set(tensors)) == len(self.repeated) and pinned == len(self.pinned)
 
     def differs_in_sizes(self, other: CallGuard) -> bool:
-        """Whether two guards are equal except for the facts about tensors."""
+        """Whether two guards are equal except for the facts about tensors, and integers."""
         return (
             (self.count, self.spec, self.modes, self.repeated) == (other.count, other.spec, other.modes, other.repeated)
-            and all(i == j and same_value(a, b) for (i, a), (j, b) in zip(self.values, other.values, strict=True))
+            and all(
+                i == j and _same_or_integers(a, b) for (i, a), (j, b) in zip(self.values, other.values, strict=True)
+            )
             and [(i, id(tensor)) for i, tensor in self.pinned] == [(i, id(tensor)) for i, tensor in other.pinned]
         )
 

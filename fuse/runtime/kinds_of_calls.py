@@ -4,6 +4,7 @@ x [50, 3, 64]  x [20, 5, 64]  ...           a kind, with the graphs that its cal
 x [50, 3, 64]  with gradients               another kind
 x [50, 3]                                   another kind
 x [37, 4, 64]                               of the first kind: between the captured sizes, or beyond them
+x [1, 1, 64], 7    x [1, 1, 64], 8          one kind: an integer argument counts as a size
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.fx import GraphModule
 from fuse.kernel.region_text import Numbers
 from fuse.runtime.call_keys import Key
 from fuse.runtime.generalised import FEWEST_OF_ONE_SIZE, CapturedCall, CapturedGraphs, Generalised, generalised
-from fuse.runtime.guards import CallGuard, sources_of, tensor_check
+from fuse.runtime.guards import CallGuard, integers_of, sources_of, tensor_check
 from fuse.runtime.probing_sizes import sample_sizes
 from fuse.runtime.program import Program
 from fuse.runtime.resized import resized
@@ -40,6 +41,8 @@ MOST_REACHED = 12
 """Most captures of a kind at larger or smaller sizes than called; a useless one counts as ``MOST_REACHED // 6``."""
 MOST_FOLLOWED = 3
 """Most failed attempts to generalise a kind of calls."""
+MOST_UNLIKE = 3
+"""Failed attempts to generalise the integer arguments of a kind of calls, after which they count as plain values."""
 
 
 @dataclass(eq=False)
@@ -54,6 +57,8 @@ class KindOfCalls:
         reaches: captures at made-up sizes that may still be made.
         useless: made-up calls that could not be captured, or had another graph.
         _probable: formulas for the last text that nothing checks yet.
+        _unlike_sizes: failed attempts to generalise integers; after :data:`MOST_UNLIKE`, only calls with the same
+            integers are compared.
         _held: tensors that do not come with a call.
         _check: checks their facts and sizes, which ``module.double()`` changes.
     """
@@ -71,6 +76,7 @@ class KindOfCalls:
     _common: list[Generalised] = field(default_factory=list)
     _probable: Generalised | None = None
     _in_vain: int = 0
+    _unlike_sizes: int = 0
 
     def add(self, captured: CapturedCall, held: Sequence[Tensor]) -> None:
         """Add a captured call; ``held`` are tensors that do not come with the call.
@@ -88,17 +94,17 @@ class KindOfCalls:
         return self._check(*self._held.values())
 
     def between(self, given: Numbers) -> Between | None:
-        """The generalised graph for a call with these layouts; ``within`` is False if the sizes are out of range."""
+        """The generalised graph for a call with these integers and layouts (:func:`numbers_of`); ``within`` is False
+        if the sizes are out of range."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
             added = [one for call in self._waiting if (one := call.as_text()) is not None]
             self._captured = [*self._captured, *added][-MOST_CAPTURED:]
-            texts = dict.fromkeys(one.text for one in reversed(self._captured))
-            ordered = (sorted(self._captured, key=lambda o: (o.text == text, not o.call.made_up)) for text in texts)
-            made = [common for graphs in ordered if (common := generalised(graphs)) is not None]
+            groups = list(self._groups())
+            made = [common for graphs in groups if (common := generalised(graphs)) is not None]
             self._common = [common for common in made if self._as_before(common)]
             told = {common.members[-1].text for common in self._common}
             untold = bool(self._captured) and self._captured[-1].text not in told
-            self._probable = generalised(self._captured, FEWEST_OF_ONE_SIZE - 1) if untold else None
+            self._probable = generalised(groups[0], FEWEST_OF_ONE_SIZE - 1) if untold else None
         self._waiting.clear()
         found = []
         for common in self._common:
@@ -120,6 +126,17 @@ class KindOfCalls:
         self._captured, self._common, self._probable = before
         return False
 
+    def _groups(self) -> Iterator[list[CapturedGraphs]]:
+        """For each text, the captured calls that are compared, those with the text last; the last call's come first."""
+        apart = self._unlike_sizes >= MOST_UNLIKE
+
+        def integers(one: CapturedGraphs) -> Numbers:
+            return one.call.integers if apart else ()
+
+        for text, same in dict.fromkeys((one.text, integers(one)) for one in reversed(self._captured)):
+            compared = (one for one in self._captured if integers(one) == same)
+            yield sorted(compared, key=lambda one: (one.text == text, not one.call.made_up))
+
     def _as_before(self, common: Generalised) -> bool:
         """Whether the comparisons of ``forward`` that are known hold for one more member; True if none are known."""
         for before in self._common:
@@ -131,7 +148,10 @@ class KindOfCalls:
     def give_up(self, common: Generalised) -> None:
         """Drop a generalised graph that cannot be used."""
         self._common = [one for one in self._common if one is not common]
-        self._in_vain += 1
+        if common.varies_in_integers and self._unlike_sizes < MOST_UNLIKE:
+            self._unlike_sizes += 1
+        else:
+            self._in_vain += 1
 
 
 @dataclass(frozen=True)
@@ -233,13 +253,18 @@ class Between:
     def captured(self) -> CapturedCall | None:
         """The graphs of this call, without a capture; None if a view has another layout than the formulas give."""
         try:
-            return CapturedCall(self._resized(), self.common.members[-1].call.training)
+            return CapturedCall(self._resized(), self._integers, self.common.members[-1].call.training)
         except Exception:  # NotResized, or a fault in fuse, which must not reach the user
             self.kind.give_up(self.common)
             return None
 
+    @property
+    def _integers(self) -> Numbers:
+        return self.common.evaluate(*self.sizes)[: len(self.common.members[-1].call.integers)]
+
     def _resized(self) -> tuple[GraphModule, ...]:
-        return resized(self.common.members[-1].call.graphs, self.common.evaluate(*self.sizes))
+        numbers = self.common.evaluate(*self.sizes)
+        return resized(self.common.members[-1].call.graphs, numbers[len(self._integers) :])
 
 
 class KindsOfCalls:
@@ -289,11 +314,12 @@ def facts_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def layouts_of(leaves: Sequence[Any]) -> Numbers:
-    """Sizes and strides of the tensors of a call, in the order of the first numbers of its graph.
+def numbers_of(leaves: Sequence[Any]) -> Numbers:
+    """The integers of a call, and the sizes and strides of its tensors in the order of the first numbers of its graph.
 
-    >>> layouts_of([torch.ones(2, 3), 4, torch.ones(5)])
-    (2, 3, 3, 1, 5, 1)
+    >>> numbers_of([torch.ones(2, 3), 4, torch.ones(5)])
+    (4, 2, 3, 3, 1, 5, 1)
     """
     tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
-    return tuple(number for tensor in tensors.values() for number in (*tensor.shape, *tensor.stride()))
+    layouts = (number for tensor in tensors.values() for number in (*tensor.shape, *tensor.stride()))
+    return (*integers_of(leaves), *layouts)

@@ -22,7 +22,8 @@ from fuse.runtime.training import Finish, Training
 
 
 def made_up_call(call: ModelCall, numbers: Numbers) -> ModelCall:
-    """``call`` with tensors of other layouts, whose memory is not written; ``numbers`` are their sizes and strides."""
+    """``call`` with other integers, and tensors of other layouts, whose memory is not written; ``numbers`` are the
+    integers, sizes and strides."""
     args, kwargs = arguments_at(call.args, call.kwargs, numbers)
     return ModelCall(args, kwargs, args if call.spec is None else flatten_arguments(args, kwargs)[0], call.spec)
 

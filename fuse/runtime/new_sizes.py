@@ -66,11 +66,12 @@ class NewSizes:
             return None
         within, beyond = between is not None and between.within, between is not None and between.beyond
         size, key = call.key, self._key(call, state)
+        is_size = between is not None and between.common.checked  # integers that differ count as sizes
         if (seconds := self._compilations.price(key, size, self._ones(call))) is not None:
             return seconds
         if self._compilations.is_due(key):
             return None
-        alike = partial(differ_in_numbers, size)
+        alike = (lambda _: False) if is_size else partial(differ_in_numbers, size)
         if between is not None and between.is_bounded():
             seconds = self._patience.expected(self._kind(call, True), size, True, False, alike)
             if seconds is not None or between.programs is not None:
@@ -117,8 +118,9 @@ class NewSizes:
         return self._seen.ones(call.kind, call.leaves)
 
     def _key(self, call: ModelCall, state: StateGuard | None) -> Hashable:
-        """A key that is equal for calls that differ in sizes only, the model being in one state."""
-        return kind(self._maker, call), modes(), tuple(map(key_of_value, call.leaves)), state
+        """A key that is equal for calls that differ in sizes and integers only, the model being in one state."""
+        values = (int if type(leaf) is int else key_of_value(leaf) for leaf in call.leaves)
+        return kind(self._maker, call), modes(), tuple(values), state
 
 
 def _learns(between: Between | None) -> bool:

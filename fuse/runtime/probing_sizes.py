@@ -85,14 +85,15 @@ def _computed(sizes: Sequence[int]) -> Iterator[int]:
 def arguments_at(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], numbers: Numbers
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with tensors of other layouts; ``numbers`` begins with their sizes and strides.
+    """The arguments of a call with other integers, and tensors of other layouts; ``numbers`` begins with these.
 
-    >>> (x,), kwargs = arguments_at((torch.ones(2, 3),), {}, (5, 3, 3, 1))
-    >>> x.shape
-    torch.Size([5, 3])
+    >>> (x, n), kwargs = arguments_at((torch.ones(2, 3), 7), {}, (8, 5, 3, 3, 1))
+    >>> x.shape, n
+    (torch.Size([5, 3]), 8)
     """
     leaves, structure = flatten_arguments(args, kwargs)
     rest = iter(numbers)
+    leaves = [next(rest) if type(leaf) is int else leaf for leaf in leaves]
     made: dict[int, Tensor] = {}
     for leaf in leaves:
         if isinstance(leaf, Tensor) and id(leaf) not in made:

@@ -5,7 +5,8 @@
     a call of 103 steps     167 steps are captured
 
 A made-up call has tensors without data, and nothing is compiled for it. Its graph extends the range of sizes of
-:mod:`fuse.runtime.generalised`. If it has another text or cannot be captured, the call itself is captured.
+:mod:`fuse.runtime.generalised`. If it cannot be captured (a table ends), nearer sizes are tried. If its graph has
+another text, the call itself is captured.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fuse.kernel.extents import LEAST_LOWERED
 from fuse.kernel.region_text import Numbers
 from fuse.runtime.generalised import CapturedCall, Generalised
 from fuse.runtime.guards import call_guard
-from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindOfCalls, layouts_of
+from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindOfCalls, numbers_of
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.new_sizes import NewSizes
@@ -44,7 +45,7 @@ def reached(maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between)
 
     The first call of a kind that is out of the range extends it in both directions.
     """
-    kind, given = beyond.kind, layouts_of(call.leaves)
+    kind, given = beyond.kind, numbers_of(call.leaves)
     first = kind.reaches == MOST_REACHED
     for choose in (largest_sizes, least_sizes, near_sizes):
         known = kind.between(given)
@@ -111,7 +112,8 @@ def _moved_up(size: int, largest: int, step: int, distance: int) -> int:
 def _further_call(model: nn.Module, call: ModelCall, beyond: Between, sizes: Numbers | None) -> ModelCall | None:
     """A call like ``call`` at these sizes.
 
-    None if no more are allowed, or if comparisons of sizes in ``forward`` are known to have other outcomes there.
+    There are none if no more are allowed, or where comparisons of sizes in ``forward`` are known to have other
+    outcomes.
     """
     common = beyond.common
     if sizes is None or beyond.kind.reaches <= 0:
@@ -178,4 +180,6 @@ def _captured(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall 
     if signature.mutated or signature.learning or signature.drawn or not kind.guard.differs_in_sizes(guard):
         return None
     graphs = training.graphs() if training else (graph,)
-    return None if any(one.meta.get("failed") for one in graphs) else CapturedCall(graphs, training, made_up=True)
+    if any(one.meta.get("failed") for one in graphs):
+        return None
+    return CapturedCall(graphs, guard.integers, training, made_up=True)

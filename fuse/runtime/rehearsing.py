@@ -12,6 +12,7 @@ from fuse.errors import FaultWarning, FuseError, reason_of_fault
 from fuse.kernel.sized import lowering_for
 from fuse.runtime import tuning
 from fuse.runtime.declared import elsewhere
+from fuse.runtime.guards import integers_of
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.refusals import without_kernels
@@ -40,7 +41,7 @@ def rehearse(maker: Maker, call: ModelCall, declared: Any, seen: SizesSeen) -> N
             return
         if len(seen.rehearsed) < LARGEST_VARIANTS:
             seen.rehearsed.add(of_call)
-        other = made_up_call(call, layouts)
+        other = made_up_call(call, (*integers_of(call.leaves), *layouts))
         with lowering_for(None):
             graphs_of(maker, other, each=lambda graph: without_kernels(graph) or schedule(graph))
         seen.varying(call.kind, other.leaves)

@@ -7,8 +7,8 @@
     return h / math.sqrt(x.shape[0])   recorded: n0 == 37, so that other sizes are captured
 
 Sizes are symbolic in the Python code of the model and its libraries, and plain within operators. ``counting.py``
-replaces Python's counting functions, and ``unrecorded_uses.py`` refuses uses of sizes that cannot be recorded. The
-captured graph is discarded.
+replaces Python's counting functions, and ``unrecorded_uses.py`` refuses uses of sizes that cannot be recorded. Where an
+integer argument varies, it and all sizes are watched (``watched_integers.py``). The captured graph is discarded.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from fuse.graph.capture import prepared
 from fuse.graph.joint import JointRecorder
 from fuse.graph.mutated_attributes import Plan, settled
-from fuse.graph.patched import patched
+from fuse.graph.patched import in_this_thread, patched
 from fuse.graph.recorder import Recorder
-from fuse.kernel.extents import Conditions
+from fuse.kernel.extents import Conditions, Extent
 from fuse.runtime.counting import counting
 from fuse.runtime.unrecorded_uses import recording_uses
+from fuse.runtime.watched_integers import WatchedInteger, passed, watched
 
 UNKNOWN = "unknown"
 """Prefix of the names of sizes for which no formula is known."""
@@ -50,18 +54,20 @@ def size_conditions(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     formulas: Formulas,
+    integers: Sequence[Any],
     conditions: Conditions,
     gradients: bool,
 ) -> None:
     """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
 
-    With ``gradients``, the call is captured with its gradients, on which ``forward`` may depend.
+    ``integers`` are the integer arguments, extents where they vary. With ``gradients``, the call is captured with its
+    gradients, on which ``forward`` may depend.
 
     Raises:
         Unfollowed: a size without a formula was compared, or a use cannot be recorded.
         CaptureError: the call cannot be captured.
     """
-    following = _Following(formulas, conditions)
+    following = _Following(formulas, integers, conditions)
 
     def record(plan: Plan) -> Any:
         with prepared(model, args, kwargs) as fake_mode:
@@ -75,8 +81,11 @@ def size_conditions(
 class _Following:
     """Source of the sizes that fake tensors return in one thread: symbolic in user code, plain in operators."""
 
-    def __init__(self, formulas: Formulas, conditions: Conditions) -> None:
+    def __init__(self, formulas: Formulas, integers: Sequence[Any], conditions: Conditions) -> None:
         self._formulas = formulas
+        self.watches = any(isinstance(one, Extent) for one in integers)
+        self._integers = iter(integers)
+        self._running: dict[FrameType, Any] = {}  # the function of C that each frame calls now
         self._conditions = conditions
         self._unknown: dict[int, Any] = {}
         self._thread = threading.get_ident()
@@ -88,10 +97,17 @@ class _Following:
         if self._plain or threading.get_ident() != self._thread or number < 2:
             return number
         if number in self._formulas:
-            return self._formulas[number]
+            return self._seen(self._formulas[number])
         if number not in self._unknown:
             self._unknown[number] = self._conditions.size(f"{UNKNOWN}{len(self._unknown)}", number)
-        return self._unknown[number]
+        return self._seen(self._unknown[number])
+
+    def integer(self) -> Any:
+        """The next integer argument as ``forward`` sees it."""
+        return self._seen(next(self._integers))
+
+    def _seen(self, number: Any) -> Any:
+        return watched(number, self._running.get) if self.watches else number
 
     def known(self, number: int) -> Any:
         """The length of a list as ``forward`` sees it: a size, if one has this value."""
@@ -110,10 +126,12 @@ class _Following:
     def answering(self) -> Iterator[None]:
         """A context in which fake tensors return symbolic sizes."""
         names = counting(self.number, self.known)
-        with patched(FakeTensor, _answers(self.number)):
+        indexing = _indexing() if self.watches else contextlib.nullcontext()
+        with patched(FakeTensor, _answers(self.number)), indexing:
             self._plain -= 1
+            running = self._running if self.watches else None
             try:
-                with recording_uses(self._refused.append, lambda: self._plain > 0, names):
+                with recording_uses(self._refused.append, lambda: self._plain > 0, names, running):
                     yield
             finally:
                 self._plain += 1
@@ -153,10 +171,10 @@ def _answers(number: Callable[[int], Any]) -> dict[str, Any]:
         return _Size(map(number, Tensor.size(tensor)))
 
     def size(tensor: Tensor, dim: int | None = None) -> Any:
-        return shape(tensor) if dim is None else number(Tensor.size(tensor, dim))
+        return shape(tensor) if dim is None else number(Tensor.size(tensor, int(dim)))
 
     def stride(tensor: Tensor, dim: int | None = None) -> Any:
-        return tuple(map(number, Tensor.stride(tensor))) if dim is None else number(Tensor.stride(tensor, dim))
+        return tuple(map(number, Tensor.stride(tensor))) if dim is None else number(Tensor.stride(tensor, int(dim)))
 
     def numel(tensor: Tensor) -> Any:
         return shape(tensor).numel()
@@ -172,6 +190,23 @@ def _answers(number: Callable[[int], Any]) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _indexing() -> Iterator[None]:
+    """A context in which tensors take watched integers in indices; those of the model's attributes may be no fakes."""
+    with contextlib.ExitStack() as layers:
+        for owner in (Tensor, FakeTensor):
+            layers.enter_context(patched(owner, _indexed(owner.__getitem__, owner.__setitem__)))
+        yield
+
+
+def _indexed(get: Callable[..., Any], put: Callable[..., Any]) -> dict[str, Any]:
+    """Methods of tensors for indices with watched integers, by name."""
+    return {
+        "__getitem__": in_this_thread(lambda tensor, index: get(tensor, passed(index)), get),
+        "__setitem__": in_this_thread(lambda tensor, index, value: put(tensor, passed(index), passed(value)), put),
+    }
+
+
 class _Follower(Recorder):
     """Recorder of a call with symbolic sizes."""
 
@@ -179,10 +214,17 @@ class _Follower(Recorder):
         super().__init__(model, fake_mode, plan)
         self._following = following
 
+    def _argument(self, name: str, index: int, leaf: Any) -> Any:
+        return self._following.integer() if type(leaf) is int else super()._argument(name, index, leaf)
+
     @contextlib.contextmanager
     def _read_state(self, arguments: Mapping[str, Any]) -> Iterator[None]:
-        with super()._read_state(arguments), self._following.answering():
+        held = {name: value for name, value in arguments.items() if type(value) is not WatchedInteger}
+        with super()._read_state(held), self._following.answering():
             yield
+
+    def _finish(self, result: Any) -> GraphModule:
+        return super()._finish(pytree.tree_map_only(WatchedInteger, passed, result))
 
     def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with self._following.plainly():

@@ -44,13 +44,17 @@ _HOOKING = "_push_saved_tensors_default_hooks"
 
 @contextlib.contextmanager
 def recording_uses(
-    refuse: Callable[[str], None], is_plain: Callable[[], bool], counting: Mapping[str, Any]
+    refuse: Callable[[str], None],
+    is_plain: Callable[[], bool],
+    counting: Mapping[str, Any],
+    running: dict[FrameType, Any] | None = None,
 ) -> Iterator[None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
     ``is_plain`` returns whether sizes are plain numbers now. ``counting`` are replacements of Python's counting
     functions, by name. They are added to the globals of the code that runs, so that other code of the process keeps
-    Python's.
+    Python's. ``running``, where sizes are watched integers, has the function of C that each frame calls now: these
+    record look-ups in tables by themselves.
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[int, tuple[dict[str, Any], list[str]]] = {}
@@ -60,7 +64,13 @@ def recording_uses(
         return
 
     def watch(frame: FrameType, event: str, called: Any) -> None:
-        if event not in ("call", "c_call") or is_plain():
+        if is_plain():
+            return
+        if running is not None:
+            running.pop(frame, None)
+            if event == "c_call":
+                running[frame] = called
+        if event not in ("call", "c_call"):
             return
         if event == "c_call" and called.__name__ == _HOOKING:
             refuse("saved tensors have hooks")
@@ -74,7 +84,7 @@ def recording_uses(
                 frame.f_globals.update({name: names[name] for name in added})
             if _counts(frame.f_code) or _counts_on(frame):
                 refuse(f"{frame.f_code.co_name} counts")
-            elif _formats_or_asks_types(frame.f_code) or _looks_up_in_tables(frame):
+            elif _formats_or_asks_types(frame.f_code) or (running is None and _looks_up_in_tables(frame)):
                 refuse(f"{frame.f_code.co_name} reads sizes as plain numbers")
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{frame.f_code.co_name} calls {called.__name__}")
@@ -85,6 +95,8 @@ def recording_uses(
             yield
     finally:
         sys.setprofile(None)
+        if running is not None:
+            running.clear()
         for of, added in given.values():
             for name in added:
                 if of.get(name) is names[name]:

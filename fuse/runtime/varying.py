@@ -1,4 +1,4 @@
-"""Sizes of a model's calls that vary, found by comparing calls.
+"""Sizes of a model's calls that vary, found by comparing calls; integer arguments count as sizes.
 
 model(x [5, 3, 64])     captured, kernels for these sizes
 model(x [7, 4, 64])     5 and 3 became 7 and 4: captured, kernels for any such sizes (fuse/kernel/sized.py)
@@ -37,7 +37,8 @@ class SizesSeen:
 
         Records the call.
         """
-        now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+        integers = tuple(leaf if type(leaf) is int else 0 for leaf in leaves)
+        now = (*(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)), integers)
         seen = self._first.setdefault(kind, [])
         found = {
             b
@@ -49,7 +50,7 @@ class SizesSeen:
         differs = any(shapes != now for shapes in seen)
         if now not in seen and len(seen) < LARGEST_KINDS:
             seen.append(now)
-            wide = ((i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size != 1)
+            wide = ((i, d) for i, shape in enumerate(now[:-1]) for d, size in enumerate(shape) if size != 1)
             self._wide.setdefault(kind, set()).update(wide)
         while len(self._first) > LARGEST_KINDS:
             oldest = next(iter(self._first))
