@@ -386,7 +386,8 @@ class Engine:
             if found is None:
                 if between is not None and not (between.within and between.follow(self.model, call.args, call.kwargs)):
                     between = None
-                started = time.perf_counter()
+                looked = between.seconds if between is not None else 0.0
+                started = time.perf_counter() - looked
                 with without_garbage_collection(), unlogged(), self._new_sizes.lowering(call):
                     how = self._new_sizes.compiling(call, self._held())
                     sized = between.program() if between else None

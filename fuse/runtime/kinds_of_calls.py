@@ -9,6 +9,7 @@ x [1, 1, 64], 7    x [1, 1, 64], 8          one kind: an integer argument counts
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -184,16 +185,24 @@ class Between:
         """Whether this call probably gets a program without graphs; a kernel may still not serve it."""
         return self.within and self.common.programs.bounded(self.sizes)
 
-    @cached_property
+    @property
     def programs(self) -> tuple[SizedProgram, ...] | None:
         """The programs of this call without graphs, one for each graph; None if there are none yet."""
-        if not self.within:
-            return None
+        return self._programs[0] if self.within else None
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that it took to look for these programs."""
+        return self._programs[1] if self.within else 0.0
+
+    @cached_property
+    def _programs(self) -> tuple[tuple[SizedProgram, ...] | None, float]:
+        started, made = time.perf_counter(), None
         try:
-            return self.common.programs.at(self.sizes)
+            made = self.common.programs.at(self.sizes)
         except Exception:  # a fault in fuse must not reach the user
             self.common.programs.give_up()
-            return None
+        return made, time.perf_counter() - started
 
     def program(self) -> SizedProgram | Training | None:
         """The program of this call, or its training, without graphs; None if there is none yet."""
