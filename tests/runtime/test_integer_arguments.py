@@ -150,7 +150,7 @@ def test_a_decoder_with_a_preallocated_cache_is_captured_at_few_positions(
             if len(compiled_sources) > before:
                 compiled.append(start)
     assert compiled == [0, 5, 6]
-    assert len(captures) <= 8
+    assert len(captures) <= 10  # made-up ones included
 
 
 # ---- functions of an integer -----------------------------------------------------------------------------------------
