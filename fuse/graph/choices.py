@@ -1,12 +1,17 @@
 """Functions in which both sides of a simple choice are computed: the choice may then be data.
 
-    token = trg[t] if force else top1     ->     token = BOTH(f, MARK(), trg[t], MARK(), top1) if IS_DRAWN(f := force)
-                                                         else (trg[t] if f else top1)
+    force = random.random() < ratio       ->     force = COMPARE("lt", random.random(), ratio)
+    token = trg[t] if force else top1     ->     token = (
+                                                     BOTH(f, MARK(), trg[t], MARK(), top1, False)
+                                                     if IS_DRAWN(f := force) and ARE_PLAIN(MARK(), trg, t, top1)
+                                                     else (trg[t] if f else top1)
+                                                 )
 
 A choice is simple if each side only looks tensors up and changes their layout, dtype or device, or reduces them: then
 the side that eager does not take has no effect. An ``if`` whose branches assign one name that is read later
-is a choice, too. The function that a code object stands for is compiled from its source, which must be the source that
-it was made from; line numbers are kept.
+is a choice, too. Its condition is a comparison, or a name that nothing but conditions reads: no other code may see the
+object that stands for a truth. The function that a code object stands for is compiled from its source, which must be
+the source that it was made from; line numbers are kept.
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ import linecache
 import textwrap
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 _METHODS = frozenset(
@@ -33,18 +38,36 @@ _FUNCTIONS = frozenset({"argmax", "argmin", "max", "min", "squeeze", "topk", "un
 _ATTRIBUTES = frozenset({"T", "data", "mT", "shape"})
 _PLAIN = (ast.Constant, ast.Tuple, ast.List, ast.Slice, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
 _TRUTH = "_drawn_truth_{}"
+_COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"
+}  # fmt: skip
 
 N = TypeVar("N", bound=ast.AST)
 
 
 @dataclass(frozen=True)
 class Choosing:
-    """What the compiled functions call. ``is_drawn``: whether a condition is the truth of a drawn number; ``mark``: the
-    number of operators so far; ``both(truth, first, a, second, b)``: the choice, given the marks before its sides."""
+    """What the compiled functions call.
 
+    ``compare(name, a, b)``: a comparison whose result only conditions read. ``is_drawn``: whether a condition is the
+    truth of a drawn number. ``mark``: the number of operators so far. ``are_plain(mark, *operands)``: whether simple
+    expressions have no effect with these operands. ``both(truth, first, a, second, b, is_flag)``: the choice, given the
+    marks before its sides; with ``is_flag``, only conditions read it.
+    """
+
+    compare: Callable[[str, Any, Any], Any]
     is_drawn: Callable[[Any], bool]
     mark: Callable[[], int]
+    are_plain: Callable[..., bool]
     both: Callable[..., Any]
+
+
+def _nothing(*_: Any) -> Any:
+    return None
+
+
+NOTHING = Choosing(_nothing, _nothing, _nothing, _nothing, _nothing)
+"""To ask whether a function has choices."""
 
 
 def rewritten(function: types.FunctionType, choosing: Choosing) -> types.CodeType | None:
@@ -62,7 +85,7 @@ def rewritten(function: types.FunctionType, choosing: Choosing) -> types.CodeTyp
     ast.increment_lineno(found, original.co_firstlineno - 1)
     if not _is_same(_compiled(found, original), original):
         return None
-    names = {"is_drawn": f"\0is_drawn {id(original)}", "mark": "\0mark", "both": "\0both"}
+    names = {one.name: f"\0{one.name} {id(original)}" for one in fields(Choosing)}
     rewriter = _Rewriter(found, names)
     found.body = rewriter.statements(found.body)
     made = _compiled(found, original) if rewriter.count else None
@@ -108,8 +131,11 @@ def _is_same(code: types.CodeType | None, original: types.CodeType) -> bool:
     """Whether two code objects do the same."""
     if code is None:
         return False
-    parts = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable")
+    parts = ["co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable"]
+    parts += ["co_argcount", "co_posonlyargcount", "co_kwonlyargcount"]
     if any(getattr(code, part, None) != getattr(original, part, None) for part in parts):
+        return False
+    if (code.co_flags ^ original.co_flags) & ~inspect.CO_NESTED:
         return False
     pairs = list(zip(code.co_consts, original.co_consts, strict=False))
     return len(code.co_consts) == len(original.co_consts) and all(
@@ -132,6 +158,7 @@ class _Rewriter:
     def __init__(self, function: ast.FunctionDef, names: dict[str, str]) -> None:
         self.function = function
         self.names = names
+        self.flags = _flags(function)
         self.count = 0
 
     def statements(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -139,7 +166,8 @@ class _Rewriter:
 
     def _statement(self, statement: ast.stmt) -> list[ast.stmt]:
         if isinstance(statement, ast.If) and (name := self._chosen(statement)) is not None:
-            return self._choice(statement, name)
+            test = self._truth(statement.test)
+            return [statement] if test is None else self._choice(statement, name, test)
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             return [statement]  # its names are others
         for part in ("body", "orelse", "finalbody"):
@@ -147,21 +175,47 @@ class _Rewriter:
                 setattr(statement, part, self.statements(inner))
         for handler in getattr(statement, "handlers", ()):
             handler.body = self.statements(handler.body)
-        one = statement.value if isinstance(statement, ast.Assign) else None
-        if isinstance(statement, ast.Assign) and isinstance(one, ast.IfExp):
-            simple = _is_simple(one.body) and _is_simple(one.orelse)
-            statement.value = self._expression(one) if simple else one
+        if isinstance(statement, ast.Assign):
+            is_flag = self._is_flag(statement)
+            one = statement.value
+            if isinstance(one, ast.IfExp) and _is_simple(one.body) and _is_simple(one.orelse):
+                statement.value = self._expression(one, is_flag)
+            elif is_flag:
+                statement.value = self._truth(one) or one
         return [statement]
 
-    def _expression(self, one: ast.IfExp) -> ast.expr:
-        truth = self._next()
-        test = self._call("is_drawn", ast.NamedExpr(_store(truth), one.test))
-        both = self._call("both", _load(truth), self._call("mark"), one.body, self._call("mark"), one.orelse)
-        return _at(one, ast.IfExp(test, both, ast.IfExp(_load(truth), one.body, one.orelse)))
+    def _is_flag(self, statement: ast.stmt) -> bool:
+        """Whether a statement only assigns a name that nothing but conditions reads."""
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        return len(targets) == 1 and isinstance(targets[0], ast.Name) and targets[0].id in self.flags
 
-    def _choice(self, one: ast.If, name: str) -> list[ast.stmt]:
+    def _truth(self, test: ast.expr) -> ast.expr | None:
+        """A condition that may be the truth of a drawn number; None for others."""
+        if isinstance(test, ast.Name):
+            return test if test.id in self.flags else None
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in _COMPARISONS:
+            return None
+        name = ast.Constant(_COMPARISONS[type(test.ops[0])])
+        return _at(test, self._call("compare", name, test.left, test.comparators[0]))
+
+    def _tested(self, truth: str, test: ast.expr, read: Iterable[str]) -> ast.expr:
+        """Whether both sides are computed, which read these names."""
+        is_drawn = self._call("is_drawn", ast.NamedExpr(_store(truth), test))
+        plain = self._call("are_plain", self._call("mark"), *map(_load, dict.fromkeys(read)))
+        return ast.BoolOp(ast.And(), [is_drawn, plain])
+
+    def _expression(self, one: ast.IfExp, is_flag: bool) -> ast.expr:
+        test = self._truth(one.test)
+        if test is None:
+            return one
+        truth, flag = self._next(), ast.Constant(is_flag)
+        tested = self._tested(truth, test, _loads([one.body, one.orelse]))
+        both = self._call("both", _load(truth), self._call("mark"), one.body, self._call("mark"), one.orelse, flag)
+        return _at(one, ast.IfExp(tested, both, ast.IfExp(_load(truth), one.body, one.orelse)))
+
+    def _choice(self, one: ast.If, name: str, test: ast.expr) -> list[ast.stmt]:
         """``if test: ... name = a`` and ``else: ... name = b``, with marks before and after the first branch."""
-        truth = self._next()
+        truth, flag = self._next(), ast.Constant(name in self.flags)
         first, second, side = (f"{truth}_{part}" for part in ("first", "second", "side"))
         both = [
             ast.Assign([_store(first)], self._call("mark")),
@@ -171,10 +225,11 @@ class _Rewriter:
             *one.orelse,
             ast.Assign(
                 [_store(name)],
-                self._call("both", _load(truth), _load(first), _load(side), _load(second), _load(name)),
+                self._call("both", _load(truth), _load(first), _load(side), _load(second), _load(name), flag),
             ),
         ]
-        tested = self._call("is_drawn", ast.NamedExpr(_store(truth), one.test))
+        own = {*(_assigned(one.body) or ()), *(_assigned(one.orelse) or ())}
+        tested = self._tested(truth, test, (name for name in _loads([*one.body, *one.orelse]) if name not in own))
         return [_at(one, ast.If(tested, both, [ast.If(_load(truth), one.body, one.orelse)]))]
 
     def _chosen(self, one: ast.If) -> str | None:
@@ -196,6 +251,30 @@ class _Rewriter:
 
     def _call(self, name: str, *arguments: ast.expr) -> ast.Call:
         return ast.Call(ast.Constant(self.names[name]), list(arguments), [])
+
+
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp, ast.ClassDef)
+"""Code in a function that may run after it."""
+
+
+def _flags(function: ast.FunctionDef) -> set[str]:
+    """The names that nothing but conditions of the function itself reads."""
+    tests: set[int] = set()
+    read: set[str] = set()
+    inner = [node for node in ast.walk(function) if isinstance(node, _LATER) and node is not function]
+    later = {id(node) for one in inner for node in ast.walk(one)}
+    for node in ast.walk(function):
+        if id(node) in later:
+            continue
+        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+            tests.add(id(node.test))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            tests.add(id(node.operand))
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            read.add(node.target.id)
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    read.update(node.id for node in names if isinstance(node.ctx, ast.Load) and id(node) not in tests)
+    return {node.id for node in names} - read
 
 
 def _load(name: str) -> ast.Name:

@@ -10,6 +10,8 @@ choices replaced (:mod:`fuse.graph.choices`); other choices are still learned.
 from __future__ import annotations
 
 import contextlib
+import dis
+import operator
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +19,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fuse.errors import CaptureError
-from fuse.graph.choices import Choosing, rewritten
+from fuse.graph.choices import NOTHING, Choosing, rewritten
 from fuse.graph.drawn_numbers import DrawnTruth, DrawRecord, is_drawn
+from fuse.graph.read_numbers import Number
 
+_PLAIN = (
+    *(Tensor, FakeTensor, nn.Parameter, nn.Buffer, Number, int, float, bool, str, slice, range, type(None)),
+    *(torch.Size, torch.dtype, torch.device),
+)
+_TELLING = frozenset(
+    """
+    _base _getframe _version as_strided data_ptr dir eval exec id is_contiguous is_set_to locals storage storage_offset
+    stride untyped_storage vars
+    """.split()  # noqa: SIM905
+)
+"""Names of functions that tell a tensor from an equal one, or that see the variables of a function."""
 FEWEST = 2
 """Fewest draws of which Python learns something, so that choices become data: for one, two programs are made."""
 
@@ -41,12 +56,24 @@ def raise_if_several(record: DrawRecord, functions: Sequence[types.FunctionType]
     Raises:
         Chooses: they have.
     """
-    if record.chooses or record.compared() < FEWEST:
+    if record.compared() < FEWEST or any(tells_apart(one.__code__) for one in functions):
         return
-    nothing = Choosing(is_drawn, int, lambda *_: None)
-    codes = [one.__code__ for one in functions if one.__code__ in record.codes and rewritten(one, nothing)]
+    codes = [one.__code__ for one in functions if one.__code__ in record.codes and rewritten(one, NOTHING)]
     if codes:
         raise Chooses(frozenset(codes))
+
+
+def tells_apart(code: types.CodeType) -> bool:
+    """Whether code may tell the result of a choice from the side that eager takes: by identity, or by its layout."""
+    if not _TELLING.isdisjoint(code.co_names):
+        return True
+    before = ""
+    for operation in code.co_code[::2]:
+        name = dis.opname[operation]
+        if name == "IS_OP" and before not in ("LOAD_CONST", "LOAD_GLOBAL"):  # neither loads a result
+            return True
+        before = before if name in ("CACHE", "EXTENDED_ARG") else name
+    return any(tells_apart(one) for one in code.co_consts if isinstance(one, types.CodeType))
 
 
 @dataclass(eq=False)
@@ -75,7 +102,15 @@ class ChoicesByDraws:
         def is_ours(value: Any) -> bool:
             return is_drawn(value) and threading.get_ident() == thread
 
-        choosing = Choosing(is_ours, self._begin, self.both)
+        def compare(name: str, left: Any, right: Any) -> Any:
+            is_simple = {type(left), type(right)} <= {Number, int, float, bool}
+            self.record.chooses = is_simple and threading.get_ident() == thread
+            try:
+                return getattr(operator, name)(left, right)
+            finally:
+                self.record.chooses = False
+
+        choosing = Choosing(compare, is_ours, self._begin, self._are_plain, self.both)
         before = [(one, one.__code__) for one in functions if one.__code__ in codes]
         try:
             for function, _ in before:
@@ -89,14 +124,18 @@ class ChoicesByDraws:
         self.begun += 1
         return len(self.dispatches)
 
-    def both(self, truth: DrawnTruth, first: int, one: Any, second: int, other: Any) -> Any:
+    def _are_plain(self, _: int, *operands: Any) -> bool:
+        self.begun -= 1
+        return all(map(_is_plain, operands))
+
+    def both(self, truth: DrawnTruth, first: int, one: Any, second: int, other: Any, is_flag: bool) -> Any:
         """The side that ``truth`` selects; each side was computed from this number of operators on."""
         self.begun -= 2
         if truth.comparison.expected:
             del self.dispatches[second:]  # eager does not compute the other side
         else:
             del self.dispatches[first:second]
-        if one is True and other is False:
+        if is_flag and one is True and other is False:
             return truth
         if self.record.reader.closed or not (isinstance(one, Tensor) and isinstance(other, Tensor)):
             return one if bool(truth) else other
@@ -121,5 +160,16 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_row_major(side: Tensor) -> bool:
-    strides = [stride for size, stride in zip(side.shape, side.stride(), strict=True) if size > 1]
-    return strides == sorted(strides, reverse=True) and 0 not in strides
+    """Whether each ``view`` of a contiguous tensor of this shape is possible, too."""
+    dims = [(size, stride) for size, stride in zip(side.shape, side.stride(), strict=True) if size > 1]
+    steps = [stride for _, stride in dims]
+    return 0 not in steps and steps[:-1] == [size * stride for size, stride in dims[1:]]
+
+
+def _is_plain(operand: Any) -> bool:
+    """Whether lookups and methods of an operand are known to have no effect."""
+    if type(operand) in (list, tuple):
+        return all(map(_is_plain, operand))
+    if type(operand) is dict:
+        return all(map(_is_plain, (*operand, *operand.values())))
+    return operand is torch or type(operand) in _PLAIN

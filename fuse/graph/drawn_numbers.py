@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse.errors import CaptureError
@@ -180,7 +179,7 @@ class DrawRecord:
 
     ``as_input(number, draw)`` makes a drawn number an input of the graph. ``plain``: integers are learned instead.
     ``as_choices`` makes the tensor of choices an input, and returns the fake tensor and the real one. ``chooses``:
-    whether comparisons may be data.
+    whether a comparison may be data: only conditions read its result.
     """
 
     reader: Reading
@@ -286,8 +285,7 @@ class _Drawing:
 
 
 class DrawnTruth:
-    """The truth of a comparison with a drawn number: learned where Python needs it; ``isinstance`` takes it for a
-    ``bool``."""
+    """The truth of a comparison with a drawn number: learned where a condition needs it. Nothing else sees it."""
 
     __slots__ = ("comparison", "record")
 
@@ -295,39 +293,13 @@ class DrawnTruth:
         self.record = record
         self.comparison = comparison
 
-    __class__ = property(lambda self: bool)  # the class that isinstance sees
-
     def __bool__(self) -> bool:
-        closed = self.record.reader.closed
-        return self.comparison.expected if closed else self.record.learn(self.comparison)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a torch function with plain booleans."""
-        plain = pytree.tree_map(lambda one: bool(one) if is_drawn(one) else one, (args, kwargs or {}))
-        return func(*plain[0], **plain[1])
+        return self.record.learn(self.comparison)
 
 
 def is_drawn(value: Any) -> bool:
     """Whether ``value`` is the truth of a comparison with a drawn number."""
     return type(value) is DrawnTruth
-
-
-def _plainly(name: str) -> Callable[..., Any]:
-    def method(self: Any, *others: Any) -> Any:
-        if any(isinstance(other, Tensor) for other in others):
-            return NotImplemented
-        return getattr(bool(self), name)(*(bool(one) if is_drawn(one) else one for one in others))
-
-    return method
-
-
-_OTHERS = """
-    abs add and eq float floordiv format ge gt hash index int invert le lshift lt mod mul ne neg or pos pow radd rand
-    rfloordiv repr rmod rmul ror rpow rshift rsub rtruediv rxor str sub truediv xor
-"""
-for _name in _OTHERS.split():
-    setattr(DrawnTruth, f"__{_name}__", _plainly(f"__{_name}__"))
 
 
 def users_code() -> types.CodeType:
@@ -372,6 +344,7 @@ def draws_followed(record: DrawRecord, names: Sequence[tuple[str, dict[str, Any]
         for generator in global_generators()
         for name in (*(_OF_RANDOM if generator is GLOBAL else _OF_NUMPY), *_MOVING)
         if (original := getattr(_module_of(generator), name, None)) is not None
+        and getattr(original, "__self__", None) is generator  # the user may have put another function there
     }
     spaces = [vars(_module_of(generator)) for generator in global_generators()]
     found = [(space, name, value) for space in spaces for name, value in space.items() if id(value) in functions]

@@ -34,6 +34,7 @@ from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
 from fuse.graph.freed_graphs import GraphFreed, is_freed, is_freed_error
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
+from fuse.graph.python_generators import generators_unmoved
 from fuse.graph.recomputing import recomputed
 from fuse.graph.recorder import Recorder
 from fuse.graph.result_structure import flatten_result
@@ -141,6 +142,10 @@ class JointRecorder(Recorder):
 
     def joint(self, args: tuple[Any, ...], kwargs: dict[str, Any], differentiate: Differentiate | None = None) -> Joint:
         forward = self.run(args, kwargs)
+        with self.reader.differentiated(), generators_unmoved("the backward pass"):
+            return self._joint(forward, differentiate)
+
+    def _joint(self, forward: GraphModule, differentiate: Differentiate | None) -> Joint:
         steps = self.functional.steps
         if steps is not None and not steps.are_alike(_autograd_facts):
             self._put_back(forward)

@@ -8,11 +8,13 @@ move it: :mod:`fuse.graph.drawn_numbers`.) numpy is examined only if it is loade
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from fuse.errors import CaptureError
 from fuse.graph.object_contents import module_of
 
 GLOBAL: random.Random = random._inst  # the functions of the module are its methods
@@ -93,6 +95,24 @@ def put_back_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.bit_generator.state = state
+
+
+@contextlib.contextmanager
+def generators_unmoved(what: str) -> Iterator[None]:
+    """A context after which the generators behind the functions of ``random`` and ``numpy.random`` are as before.
+
+    Raises:
+        CaptureError: one was moved.
+    """
+    before = [(generator, state_of(generator)) for generator in global_generators()]
+    try:
+        yield
+    finally:
+        moved = [(generator, state) for generator, state in before if state_of(generator) != state]
+        for generator, state in moved:
+            put_back_state(generator, state)
+        if moved:
+            raise CaptureError(f"{what} changes {name_of(moved[0][0])}; a graph cannot hold that")
 
 
 def _plain(state: Any) -> Any:

@@ -39,9 +39,12 @@ class WantsPlain(CaptureError):
 
 
 class Reading(Protocol):
-    """The recorder of numbers, :class:`fuse.graph.value_reads.Reader`; ``closed`` after the recording."""
+    """The recorder of numbers, :class:`fuse.graph.value_reads.Reader`; ``closed`` after the recording;
+    ``differentiates`` while the backward pass is recorded; ``plain`` if it makes numbers plain where it can."""
 
     closed: bool
+    differentiates: bool
+    plain: bool
     gave_symbols: bool
 
     def refusing(self) -> AbstractContextManager[None]: ...
@@ -180,6 +183,8 @@ def known(value: Any) -> Any:
     if type(value) is not Number:
         return value
     facts = value.facts
+    if facts.reader.differentiates:  # the gradients of later calls depend on their own numbers
+        raise CaptureError("a backward pass uses a number of this call") if facts.reader.plain else WantsPlain
     if facts.reader.closed:
         return facts.value
     if (drawn := _drawing(value)) is not None:

@@ -117,9 +117,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
         self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients, self.dispatches)
-        self.drawn = DrawRecord(
-            self.reader, self._drawn_input, plan.plain_reads, self._choices, chooses=bool(plan.choosing)
-        )
+        self.drawn = DrawRecord(self.reader, self._drawn_input, plan.plain_reads, self._choices)
         self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.reader.copied)
         self.choosing = plan.choosing
         self.functions: list[FunctionType] = []  # of the user
@@ -145,7 +143,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
                 result = self.model(*fake_args, **fake_kwargs)
             self._refuse_switches()
             self.choices.raise_if_cut_off()
-            if self.choosing is not None:
+            if self.choosing == frozenset():  # not tried yet
                 raise_if_several(self.drawn, self.functions)
             return self._finish(self._with_learned(self._with_assigned(result)))
         except (Assigns, Chooses, Reads, NoData):

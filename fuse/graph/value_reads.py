@@ -92,6 +92,7 @@ class Reader:
         self.fake_mode = fake_mode
         self.plain = plain
         self.closed = False
+        self.differentiates = False
         self._finished = False
         self.gave_symbols = False  # whether forward got a Number, or a copy in place of a view
         self.trouble: CaptureError | None = None
@@ -349,6 +350,15 @@ class Reader:
         self._copies.add(aliases[id(self._known(table))].base, aliases[id(self._known(copy))].base)
 
     # ---- at the end --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def differentiated(self) -> Iterator[None]:
+        """A context in which the backward pass of the recorded call is recorded; it cannot use Numbers."""
+        self.differentiates = True
+        try:
+            yield
+        finally:
+            self.differentiates = False
 
     def close(self) -> None:
         """End the recording of Numbers."""

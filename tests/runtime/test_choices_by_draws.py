@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.capture import capture
-from fuse.graph.choices import Choosing, rewritten
+from fuse.graph.choices import NOTHING, rewritten
 from tests.runtime.test_drawn_numbers import compiled_calls
 
 STEPS = 6
@@ -197,7 +198,59 @@ def _is_not(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
     return h
 
 
-NEAR_MISSES = [_of_other_shapes, _read_later, _keeps_one, _tries, _notes_it, _returns_it, _is_not]
+def _asks_which(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        force = random.random() < 0.5
+        part = h[0] if force is True else h[1]
+        h = torch.tanh(h + part)
+    return h
+
+
+def _tells_truths(self: Steps, h: Tensor, trg: Tensor) -> tuple[Tensor, list[bool]]:
+    forced = []
+    for _ in range(3):
+        force = random.random() < 0.5
+        forced.append(force)
+        part = h[0] if force else h[1]
+        h = torch.tanh(h + part)
+    return h, forced
+
+
+def _counts_lookups(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
+    looked_up = collections.defaultdict(lambda: h[0])
+    for t in range(STEPS):
+        part = looked_up[t] if random.random() < 0.5 else h[1]
+        h = torch.tanh(h + part)
+    return h * len(looked_up)
+
+
+def _knows_it(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        first, second = h[0], h[1]
+        part = first if random.random() < 0.5 else second
+        h = torch.tanh(h + part) * (2 if part is second else 1)
+    return h
+
+
+def _asks_layout(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        first, second = h[:, :4], h[:, 4:] * 1
+        part = first if random.random() < 0.5 else second
+        h = torch.tanh(h + part.sum()) * (2 if part.is_contiguous() else 1)
+    return h
+
+
+def _counts_variables(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        part = h[0] if random.random() < 0.5 else h[1]
+        h = torch.tanh(h + part)
+    return h * len(locals())
+
+
+NEAR_MISSES = [
+    *(_of_other_shapes, _read_later, _keeps_one, _tries, _notes_it, _returns_it, _is_not, _asks_which, _tells_truths),
+    *(_counts_lookups, _knows_it, _asks_layout, _counts_variables),
+]
 
 
 @pytest.mark.parametrize("run", NEAR_MISSES, ids=lambda r: r.__name__)
@@ -207,17 +260,39 @@ def test_other_choices_are_learned(run: Any) -> None:
     assert len(signature.drawn.comparisons) > 1
 
 
+@pytest.mark.filterwarnings("ignore:Steps runs eager")
+def test_a_view_of_a_choice_raises_where_eager_raises() -> None:
+    def run(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
+        part = h[:, :4]
+        for _ in range(3):
+            other = h[:, 4:] * 2
+            part = h[:, 4:] if random.random() < 0.5 else other
+        return part.view(-1) * 1
+
+    fused, args = fuse.compile(Steps(run)), arguments()
+    raised = []
+    for seed in range(6):
+        for one in (Steps(run), fused):
+            random.seed(seed)
+            try:
+                one(*args)
+                raised.append(False)
+            except RuntimeError:
+                raised.append(True)
+    assert raised[::2] == raised[1::2]
+    assert len(set(raised)) == 2
+
+
 def test_choices_between_tensors_with_gradients_are_learned() -> None:
     """A layer whose result is chosen in no step has no gradient, which is not the same as zeros."""
     compiled_calls(Steps(_vectors), arguments(), 4, train=True)
 
 
 def test_only_the_source_of_the_code_is_rewritten() -> None:
-    nothing = Choosing(lambda _: False, int, lambda *_: None)
-    assert rewritten(_tokens, nothing) is not None
-    assert rewritten(_notes_it, nothing) is None
+    assert rewritten(_tokens, NOTHING) is not None
+    assert rewritten(_notes_it, NOTHING) is None
     space: dict[str, Any] = {}
     exec("def made(a, b, c):\n    d = a if c else b\n    return d", space)
-    assert rewritten(space["made"], nothing) is None
+    assert rewritten(space["made"], NOTHING) is None
     other = lambda a, b, c: a if c else b  # noqa: E731
-    assert rewritten(other, nothing) is None
+    assert rewritten(other, NOTHING) is None

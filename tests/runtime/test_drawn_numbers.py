@@ -241,6 +241,41 @@ def test_a_call_that_raises_has_drawn_what_eager_drew(draw: Any, error: type[Exc
         assert found[1][1] == found[0][1]
 
 
+class _KeepsIt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.scale = random.uniform(1, 2)
+        return x * ctx.scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * ctx.scale
+
+
+class _DrawsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * random.random()
+
+
+@pytest.mark.filterwarnings("ignore:Drawing runs eager")
+@pytest.mark.parametrize("function", [_KeepsIt, _DrawsBackward])
+def test_a_backward_pass_with_drawn_numbers_runs_eager(function: Any) -> None:
+    torch.manual_seed(1)
+    model, x = Drawing(lambda _, y: function.apply(y)), torch.randn(4, 6)
+    assert not any(compiled_calls(model, (x,), 4, train=True))
+    random.seed(5)
+    model(x).sum().backward()
+    before = _states()
+    random.seed(5)
+    fuse.compile(model)(x).sum().backward()
+    assert _states() == before
+
+
 def _seeds_again(model: Drawing, y: Tensor) -> Tensor:
     random.seed(0)  # the state in which the test calls it
     return y * random.random()
