@@ -18,7 +18,7 @@ from fuse.kernel.sized import lowering_for, sizes_are_symbolic
 from fuse.runtime import patience, tuning
 from fuse.runtime.call_keys import differ_in_numbers, key_of_value
 from fuse.runtime.compiling import Compiling
-from fuse.runtime.guards import modes
+from fuse.runtime.guards import integers_of, modes
 from fuse.runtime.kinds_of_calls import Between
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.patience import Compilations, Ones, Patience
@@ -41,6 +41,7 @@ class NewSizes:
         self._seen = SizesSeen()
         self._patience = Patience()
         self._compilations = Compilations()
+        self._integers: dict[Hashable, dict[tuple[int, ...], None]] = {}
 
     def lowering(self, call: ModelCall) -> AbstractContextManager[None]:
         """A context in which regions are lowered for a call: sizes that vary are arguments of its kernels."""
@@ -118,9 +119,19 @@ class NewSizes:
         return self._seen.ones(call.kind, call.leaves)
 
     def _key(self, call: ModelCall, state: StateGuard | None) -> Hashable:
-        """A key that is equal for calls that differ in sizes and integers only, the model being in one state."""
-        values = (int if type(leaf) is int else key_of_value(leaf) for leaf in call.leaves)
-        return kind(self._maker, call), modes(), tuple(values), state
+        """A key that is equal for calls that differ in sizes only, the model being in one state.
+
+        The first values of integer arguments may stand for ways through the model; further ones count as sizes.
+        """
+        of, integers = kind(self._maker, call), integers_of(call.leaves)
+        known = self._integers.setdefault(of, {})
+        if len(known) < patience.SETTLED_NUMBERS:
+            known[integers] = None
+        while len(self._integers) > patience.LARGEST_CAPTURED:
+            del self._integers[next(iter(self._integers))]
+        apart = integers in known
+        values = (key_of_value(leaf) if apart or type(leaf) is not int else int for leaf in call.leaves)
+        return of, modes(), tuple(values), state
 
 
 def _learns(between: Between | None) -> bool:

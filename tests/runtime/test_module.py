@@ -116,7 +116,7 @@ def test_every_signature_gets_its_own_variant() -> None:
 def test_the_number_of_variants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "LARGEST_VARIANTS", 3)
     model = Net()
-    fused = fuse.compile(model, passes=())
+    fused = fuse.compile(model, passes=(), dynamic_shapes=None)
     for rows in range(1, 4):
         assert_fused(fused, model, torch.randn(rows, 4))
     with pytest.warns(UserWarning, match="more than 3 different input signatures"):
