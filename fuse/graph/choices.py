@@ -47,7 +47,7 @@ N = TypeVar("N", bound=ast.AST)
 
 @dataclass(frozen=True)
 class Choosing:
-    """What the compiled functions call.
+    """The functions that rewritten code calls.
 
     ``compare(name, a, b)``: a comparison whose result only conditions read. ``is_drawn``: whether a condition is the
     truth of a drawn number. ``mark``: the number of operators so far. ``are_plain(mark, *operands)``: whether simple

@@ -85,8 +85,10 @@ class Draw:
 
 @dataclass(frozen=True)
 class DrawComparison:
-    """What Python learned of draw number ``draw`` at the user's line ``source``: whether the number is ``lt`` (``eq``,
-    ``ge``, ...; ``name``) ``other``."""
+    """A comparison of draw number ``draw`` with ``other`` at the user's line ``source``, which Python learned.
+
+    ``name``: ``lt``, ``eq``, ``ge`` and so on. ``expected``: the result at capture.
+    """
 
     draw: int
     name: str
@@ -127,14 +129,14 @@ class Drawn:
         return torch.frombuffer(truths, dtype=torch.bool)
 
     def difference(self, numbers: Sequence[Any]) -> Learned | None:
-        """What Python would learn otherwise from these numbers; the first such comparison."""
+        """The first comparison that has another result for these numbers than at capture, as Python learns it."""
         for compare, draw, other, expected, one in self._compared:
             if compare(numbers[draw], other) is not expected:
                 return Learned(one.source, "truth", -1, None, expected)
         return None
 
     def values_by_key(self, numbers: Sequence[Any]) -> dict[int, object]:
-        """What Python would learn from these numbers, by key; keys of :class:`fuse.graph.learned.Learned`."""
+        """The results of all comparisons for these numbers, by key; keys of :class:`fuse.graph.learned.Learned`."""
         return {key: one.holds(numbers) for key, one in zip(self._keys, self.comparisons, strict=True)}
 
     def apart(self, known: Mapping[int, object]) -> int:

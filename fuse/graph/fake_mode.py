@@ -16,6 +16,7 @@ A ``FakeTensorMode`` reads two flags of ``torch._dynamo.config``, and wraps its 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -54,6 +55,7 @@ def _without_switch(dispatch: Any) -> Any:
 _torch_dispatch = _without_switch(FakeTensorMode.__torch_dispatch__)
 
 
+@functools.cache
 def _defer_switches() -> None:
     """Let torch's rules call what is inside their switch until ``torch._dynamo`` is imported: then nothing can be
     switched off."""
@@ -92,9 +94,6 @@ def _deferred_switch(switch: Callable[..., Any], rule: Callable[..., Any]) -> Ca
     return run
 
 
-_defer_switches()
-
-
 class WithoutSwitch:
     """Base of a dispatch mode without torch's switch for ``torch.compile``, which imports ``torch._dynamo`` and takes a
     tenth of the mode's time."""
@@ -115,6 +114,7 @@ class FakeMode(WithoutSwitch, FakeTensorMode):
     def __init__(self, **options: Any) -> None:
         with _ONCE:
             _defer_dynamo()
+            _defer_switches()
         super().__init__(**options)
 
     def __torch_dispatch__(

@@ -41,7 +41,7 @@ fifth of a second."""
 
 
 def reached(maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between) -> Between | None:
-    """What is known of the call's size after captures further out; that size may still need its own capture.
+    """The generalised graph for a call, after captures further out; the call may still need its own capture.
 
     The first call of a kind that is out of the range extends it in both directions.
     """
