@@ -142,7 +142,7 @@ class Engine:
                 return self.eager(args, kwargs, reason)
             if (declined := self._in_vain.instead(self._kind(call), self._of_sizes(call))) is not None:
                 return self._served(declined, (), args, kwargs)
-            between, state = self._between(call, held), next(iter(held), None)
+            between, state, started = self._between(call, held), next(iter(held), None), time.perf_counter()
             seconds = self._new_sizes.too_early(call, state, between)
             if seconds is None and between is not None and not between.within:
                 with self._lock:
@@ -155,7 +155,11 @@ class Engine:
             except NotYet:
                 return self._not_yet(call, between, self._new_sizes.waits(call, self._held()))
             if found[0].family is None:
-                return self._served(*found, args, kwargs)
+                result = self._served(*found, args, kwargs)
+                if is_new and found[0].is_sized():  # compared with an eager call, and so with the run
+                    with self._lock:
+                        self._new_sizes.captured(call, time.perf_counter() - started, True, cheap=True)
+                return result
             try:
                 if is_new:
                     return self._new(found[0], call)
@@ -386,8 +390,7 @@ class Engine:
             if found is None:
                 if between is not None and not (between.within and between.follow(self.model, call.args, call.kwargs)):
                     between = None
-                looked = between.seconds if between is not None else 0.0
-                started = time.perf_counter() - looked
+                started = time.perf_counter()
                 with without_garbage_collection(), unlogged(), self._new_sizes.lowering(call):
                     how = self._new_sizes.compiling(call, self._held())
                     sized = between.program() if between else None
@@ -406,8 +409,8 @@ class Engine:
                 seconds = time.perf_counter() - started
                 if between is not None and sized is None:
                     learn(self._new_sizes, call, between, compiled)
-                if compiled.program is not None:
-                    self._new_sizes.captured(call, seconds, compiled.resized, sized is not None)
+                if compiled.program is not None and sized is None:
+                    self._new_sizes.captured(call, seconds, compiled.resized)
                 self._in_vain.made(self._of_sizes(call), compiled)
                 if not (
                     compiled.once or (compiled.program is None and self._in_vain.failed(self._kind(call), compiled))

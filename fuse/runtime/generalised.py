@@ -174,13 +174,14 @@ class Generalised:
             return False
         return self.ranges.include(sizes)
 
-    def had(self) -> list[tuple[int, ...]]:
-        """The sizes of the members."""
-        return [own for one in self.members if (own := self.sizes(one.numbers[: one.arguments]))]
+    def had(self, made_up: bool = True) -> list[tuple[int, ...]]:
+        """The sizes of the members, with those of ``made_up`` calls or without."""
+        members = (one for one in self.members if made_up or not one.call.made_up)
+        return [own for one in members if (own := self.sizes(one.numbers[: one.arguments]))]
 
-    def bounds(self) -> list[tuple[int, int, int]]:
-        """The least and the largest value of each size among the members, and the step between its values."""
-        had = zip(*self.had(), strict=True)
+    def bounds(self, made_up: bool = True) -> list[tuple[int, int, int]]:
+        """The least and the largest value of each size among these members, and the step between its values."""
+        had = zip(*self.had(made_up), strict=True)
         return [(min(of), max(of), step) for of, (_, step) in zip(had, self.steps, strict=True)]
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:

@@ -9,10 +9,10 @@ x [1, 1, 64], 7    x [1, 1, 64], 8          one kind: an integer argument counts
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -185,24 +185,16 @@ class Between:
         """Whether this call probably gets a program without graphs; a kernel may still not serve it."""
         return self.within and self.common.programs.bounded(self.sizes)
 
-    @property
+    @cached_property
     def programs(self) -> tuple[SizedProgram, ...] | None:
         """The programs of this call without graphs, one for each graph; None if there are none yet."""
-        return self._programs[0] if self.within else None
-
-    @property
-    def seconds(self) -> float:
-        """The seconds that it took to look for these programs."""
-        return self._programs[1] if self.within else 0.0
-
-    @cached_property
-    def _programs(self) -> tuple[tuple[SizedProgram, ...] | None, float]:
-        started, made = time.perf_counter(), None
+        if not self.within:
+            return None
         try:
-            made = self.common.programs.at(self.sizes)
+            return self.common.programs.at(self.sizes)
         except Exception:  # a fault in fuse must not reach the user
             self.common.programs.give_up()
-        return made, time.perf_counter() - started
+            return None
 
     def program(self) -> SizedProgram | Training | None:
         """The program of this call, or its training, without graphs; None if there is none yet."""
@@ -233,15 +225,15 @@ class Between:
         return [one for one in found if self.common.programs.beyond(one.sizes) and self.common.covers(one.sizes)]
 
     def samples(self) -> Iterator[Between]:
-        """Further calls between the captured ones, as long as their programs help to make those of later sizes."""
-        if not self.learns():
-            return
-        met = self.common.met
-        assert met is not None
-        for sizes in sample_sizes(self.common.bounds()):
+        """Further calls between the captured ones, as long as their programs help to make those of later sizes.
+
+        Those between the user's calls come first: far beyond them, a library may run what a kernel runs here.
+        """
+        called, all_sizes = (sample_sizes(self.common.bounds(made_up)) for made_up in (False, True))
+        for sizes in dict.fromkeys(chain(called, all_sizes)):
             if not self.learns():
                 return
-            if met(*sizes) and self.common.covers(sizes):
+            if sizes != self.sizes and self.common.covers(sizes) and self.common.met and self.common.met(*sizes):
                 yield Between(self.kind, self.common, sizes)
 
     def rehearse(self) -> None:

@@ -94,6 +94,10 @@ class Compiled:
     drawing: CallDraws | None = None
     needing: tuple[int, ...] = ()
 
+    def is_sized(self) -> bool:
+        """Whether the program was made without a graph, from those of other sizes."""
+        return self.resized and self.graph is None
+
     def excludes(self, values: Mapping[int, object]) -> bool:
         """Whether the values of a call that are known, by key, exclude that the variant serves it."""
         if self.drawing is not None and self.drawing.drawn.apart(values):
