@@ -6,7 +6,8 @@
 
 The kernels must not depend on one another (equal depth, see :mod:`fuse.rewrite.partition`). They must also be small: a
 kernel that runs longer than a launch takes gains nothing. Many kernels share several launches, so that compilers stay
-fast; equal functions are compiled once. Every loop nest keeps its own shape.
+fast; equal functions are compiled once. Every loop nest keeps its own shape. A fill (``zeros``) that a library call or
+the caller reads joins the first kernels.
 """
 
 from __future__ import annotations
@@ -37,10 +38,9 @@ OPERATORS_PER_REDUCTION = 4
 @register_pass(stage="finish", after="loop_ends")
 def fuse_horizontal(graph: GraphModule) -> Iterator[Verdict]:
     """Run independent small kernels in one launch."""
+    found = partition(graph.graph, small_kernel, lambda earlier, later: "dependent kernels are not merged here")
     levels: dict[int, list[Group[Domain]]] = {}
-    for group in partition(
-        graph.graph, small_kernel, lambda earlier, later: "dependent kernels are not merged here"
-    ).groups:
+    for group in (*found.groups, *fills(graph)):
         if group.facts is not None:
             levels.setdefault(group.depth, []).append(group)
     for level in levels.values():
@@ -48,6 +48,13 @@ def fuse_horizontal(graph: GraphModule) -> Iterator[Verdict]:
             members = sorted(m for group in together for m in group.members)
             yield from fuse_members(graph, members, together[0].facts or Domain(0, None, False, 0))
     regions.sort(graph.graph)
+
+
+def fills(graph: GraphModule) -> Iterator[Group[Domain]]:
+    """Fills (``zeros``) that launch on their own, on the first level: they wait for no other kernel."""
+    for node in graph.graph.nodes:
+        if regions.is_constructor(node) and (domain := small_kernel(node)) is not None:
+            yield Group(1, domain, [node])
 
 
 def functions(level: list[Group[Domain]]) -> Iterator[list[Group[Domain]]]:

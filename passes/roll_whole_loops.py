@@ -7,20 +7,22 @@ run on packed weights in the same kernel, and no library is called. This is fast
 or enough rows share each weight that is read. Otherwise the products are merged first, and ``roll_loops`` rolls the
 rest.
 
-Declined where the weights are too large for the batch, and where a step has reductions (threads then share rows, not
-units).
+Declined where the weights are too large for the batch. Declined where a step has reductions (threads then share rows,
+not units), unless all products of the input take less time than the launch of one product.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.cost import profiles
+from fuse.cost.work import work_of_node
 from fuse.graph.short_graphs import WHOLE, StepsNeeded, is_short
 from fuse.loops.body_operands import BodyOperand, Computed, MovingInput
 from fuse.loops.rolling import Rolled, lasting
@@ -48,12 +50,11 @@ def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
     graph.meta.pop(WHOLE, None)
 
 
-def has_projection(rolled: Rolled) -> bool:
-    """Whether a step multiplies a part of an input by a weight."""
-    return any(
-        _moves(found) and rolled.typical[j].target in (aten.mm.default, aten.addmm.default)
-        for (j, _), found in rolled.slots.items()
-    )
+def projections(rolled: Rolled) -> list[Node]:
+    """The products of a step that multiply a part of an input by a weight."""
+    positions = dict.fromkeys(j for (j, _), found in rolled.slots.items() if _moves(found))
+    nodes = [rolled.typical[j] for j in positions]
+    return [node for node in nodes if node.target in (aten.mm.default, aten.addmm.default)]
 
 
 def _moves(slot: BodyOperand) -> bool:
@@ -62,15 +63,23 @@ def _moves(slot: BodyOperand) -> bool:
 
 def obstacle(rolled: Rolled) -> str | None:
     """Why the input's products should leave the loop, or None."""
-    if not has_projection(rolled):
+    projected = projections(rolled)
+    if not projected:
         return None
     step = [rolled.typical[j] for j in sorted(lasting(rolled))]
-    if any(ops.kind(node.target) == "reduction" for node in step):
+    if any(ops.kind(node.target) == "reduction" for node in step) and not are_small(projected, rolled.count):
         return "a step has reductions: the input's products leave the loop"
     products = [node for node in step if ops.kind(node.target) == "gemm"]
     if not products:
         return None
     return better_outside(min(node.meta["val"].shape[0] for node in products), sum(map(weight_bytes, products)))
+
+
+def are_small(products: Sequence[Node], steps: int) -> bool:
+    """Whether the arithmetic of ``products`` in all steps takes less time than the launch of one product."""
+    work = [work_of_node(product) for product in products]
+    profile = profiles.of_device(products[0].meta["val"].device.type)
+    return profile.is_small(steps * sum(one.flops for one in work), 0, work[0].dtype)
 
 
 def better_outside(rows: int, weights: int) -> str | None:

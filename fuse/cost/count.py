@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from fuse import ops
 from fuse.cost import memory
 from fuse.cost.profiles import DeviceProfile
-from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
+from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call, work_of_node
 from fuse.graph.input_writes import launched, writes
 from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import graph_in
@@ -256,12 +255,7 @@ def _call_of_node(node: Node) -> CountedCall:
     source = node.meta.get("source", "")
     if not isinstance(node.target, OpOverload):
         return CountedCall("other", 1, _traffic(node), source, unknown=_name(node.target))
-    args, kwargs = map_arg((node.args, node.kwargs), _value)
-    return _call_of_operator(node.target, work_of_call(node.target, args, kwargs, node.meta["val"]), source)
-
-
-def _value(node: Node) -> Any:
-    return node.meta["val"]
+    return _call_of_operator(node.target, work_of_node(node), source)
 
 
 def _call_of_operator(op: OpOverload, work: Work, source: str) -> CountedCall:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from fuse import ops
@@ -49,6 +51,13 @@ def work_of_call(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any],
         bytes=_bytes_read(op, facts, arguments, results) + sum(map(bytes_of, results)),
         dtype=dtype,
     )
+
+
+def work_of_node(node: Node) -> Work:
+    """Cost of an operator of a graph."""
+    assert isinstance(node.target, OpOverload)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    return work_of_call(node.target, args, kwargs, node.meta["val"])
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

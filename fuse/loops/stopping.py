@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fuse import ops
-from fuse.cost.work import work_of_call
+from fuse.cost.work import work_of_node
 from fuse.graph.learned import Truths, truths_read
 from fuse.graph.loop import Stop
 from fuse.graph.outputs import outputs_of
@@ -58,7 +57,4 @@ def stop_of(graph: GraphModule, rolled: Rolled, collected: Sequence[StepResult])
 
 
 def _flops(node: Node) -> int:
-    if not isinstance(node.target, torch._ops.OpOverload) or ops.is_view(node.target):
-        return 0
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-    return int(work_of_call(node.target, args, kwargs, node.meta["val"]).flops)
+    return work_of_node(node).flops if isinstance(node.target, OpOverload) else 0

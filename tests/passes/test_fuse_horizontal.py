@@ -29,6 +29,22 @@ def test_kernels_that_wait_for_nothing_share_a_launch(model, launches):
     assert_fuses(model(), X, Y, launches=launches, fired={"fuse_horizontal": 1})
 
 
+class FillForALibraryCall(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.tanh(), x.t() @ x.new_ones(4, 2)
+
+
+class ReturnedFill(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        zeros = torch.zeros_like(x)
+        return (zeros + x).tanh(), zeros
+
+
+@pytest.mark.parametrize(("model", "launches"), [(FillForALibraryCall, 2), (ReturnedFill, 1)])
+def test_a_fill_joins_the_first_kernels(model, launches):
+    assert_fuses(model(), X, Y, launches=launches)
+
+
 class OneAfterTheOther(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         rows = x.tanh() @ x.t()

@@ -55,8 +55,14 @@ def test_a_loop_without_products_of_inputs_is_rolled_at_once() -> None:
     assert_fuses(NothingToProject(16), torch.randn(STEPS, 3, 16), fired={"roll_whole_loops": 1, "roll_loops": 0})
 
 
-def test_a_near_miss_is_left_to_the_other_pass() -> None:
-    assert_fuses(Normalised(16), torch.randn(STEPS, 3, 16), fired={"roll_whole_loops": 0, "roll_loops": 1})
+def test_beside_reductions_products_of_the_input_leave_the_step() -> None:
+    fired = {"roll_whole_loops": 0, "merge_shared_weight_gemms": 1, "roll_loops": 1}
+    assert_fuses(Normalised(64), torch.randn(STEPS, 3, 64), launches=2, fired=fired)
+
+
+def test_products_that_take_less_time_than_a_launch_stay_beside_reductions() -> None:
+    fired = {"roll_whole_loops": 1, "merge_shared_weight_gemms": 0}
+    assert_fuses(Normalised(16), torch.randn(STEPS, 3, 16), launches=1, fired=fired)
 
 
 class JoinedWithAConstant(nn.Module):

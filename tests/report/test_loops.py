@@ -19,7 +19,7 @@ from tests.samples import Cell
 
 
 class Normalised(Cell):
-    """A step that has a reduction and a product of the input: the product leaves the loop."""
+    """A step that has a reduction and a product of the input: unless it is small, the product leaves the loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,13 +83,13 @@ def test_a_rolled_loop_leaves_no_launch_of_a_step_however_few_they_are(steps: in
 
 
 def test_a_rolled_loop_says_what_it_carries_reads_and_keeps() -> None:
-    (loop,) = fuse.show(Normalised(), (torch.ones(8, 2, 4),)).loops
-    assert loop.rolled == (RolledLoop(8, states=("f32[2, 4]",), reads=("f32[2, 4]",), keeps=("f32[2, 4]",)),)
+    (loop,) = fuse.show(Normalised(), (torch.ones(8, 512, 4),)).loops
+    assert loop.rolled == (RolledLoop(8, states=("f32[512, 4]",), reads=("f32[512, 4]",), keeps=("f32[512, 4]",)),)
     assert loop.peeled == 0
 
 
 def test_what_left_the_loop_is_named_with_the_reason() -> None:
-    (loop,) = fuse.show(Normalised(), (torch.ones(8, 2, 4),)).loops
+    (loop,) = fuse.show(Normalised(), (torch.ones(8, 512, 4),)).loops
     (hoisted,) = loop.outside
     assert hoisted.startswith("gemm (test_loops.py:")
     assert loop.reasons == ("roll_whole_loops: a step has reductions: the input's products leave the loop",)
@@ -184,11 +184,11 @@ def test_launches_are_said_in_terms_of_the_steps(launches: int, parts: list[tupl
 
 
 def test_the_table_has_the_formula_and_the_facts() -> None:
-    text = str(fuse.show(Normalised(), (torch.ones(8, 2, 4),)))
+    text = str(fuse.show(Normalised(), (torch.ones(8, 512, 4),)))
     assert "launches = 2 + 4*T -> 2  with T = 8" in text
     for expected in (
         "one kernel for all steps",
-        "1: f32[2, 4] a step",
+        "1: f32[512, 4] a step",
         "gemm (test_loops.py:",
         "a step has reductions",
     ):
@@ -201,14 +201,14 @@ def test_equal_loops_are_described_once() -> None:
 
 
 def test_json_says_what_the_table_does() -> None:
-    (loop,) = fuse.show(Normalised(), (torch.ones(8, 2, 4),)).to_dict()["loops"]
+    (loop,) = fuse.show(Normalised(), (torch.ones(8, 512, 4),)).to_dict()["loops"]
     assert json.loads(json.dumps(loop)) == loop
     assert loop["rolled"] == [
         {
             "trip_count": 8,
-            "states": ["f32[2, 4]"],
-            "reads": ["f32[2, 4]"],
-            "keeps": ["f32[2, 4]"],
+            "states": ["f32[512, 4]"],
+            "reads": ["f32[512, 4]"],
+            "keeps": ["f32[512, 4]"],
             "launches_per_step": 0,
         }
     ]
