@@ -5,8 +5,8 @@
                                   db = sum of dy
 
 The library's backward operator computes all three at once, and has no loop kernel. With strides of one, the gradient of
-the image is itself a convolution: the weight is flipped in each dimension of its window, and its input and output
-channels are exchanged. Large convolutions stay with the library, which computes them faster.
+the image is itself a convolution: the weight is flipped in each dimension of its window, and the input and output
+channels of each group are exchanged. Large convolutions stay with the library, which computes them faster.
 """
 
 from __future__ import annotations
@@ -30,21 +30,27 @@ MOST_WORK = 2**22
 
 def formula(args: Sequence[Any]) -> Callable[..., Any] | None:
     """A function for the results of ``convolution_backward(*args)``; None if that operator itself is to run."""
-    gradient, image, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
-    plain = not transposed and groups == 1 and {*stride, *dilation} == {1} and image.dim() == weight.dim()
-    inside = all(p < taps for p, taps in zip(padding, weight.shape[2:], strict=True))
+    gradient, image, weight, _, stride, padding, dilation, transposed, _, _, mask = args
+    plain = not transposed and {*stride} == {1} and image.dim() == weight.dim()
+    inside = min(_around(weight, padding, dilation)) >= 0
     work = gradient.numel() * weight[0].numel()
     return _gradients if plain and inside and mask[0] and work <= MOST_WORK else None
 
 
 def _gradients(*args: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    gradient, image, weight, _, stride, padding, dilation, _, output_padding, _, mask = args
+    gradient, image, weight, _, stride, padding, dilation, _, output_padding, groups, mask = args
     spatial = list(range(2, image.dim()))
-    turned = weight.flip(spatial).transpose(0, 1).contiguous()
-    around = [taps - 1 - p for taps, p in zip(weight.shape[2:], padding, strict=True)]
-    of_image = aten.convolution(gradient, turned, None, stride, around, dilation, False, output_padding, 1)
-    of_weight = _of_weight(gradient, image, weight, stride, padding, dilation) if mask[1] else None
+    by_group = weight.flip(spatial).unflatten(0, (groups, -1))
+    turned = by_group.transpose(1, 2).flatten(0, 1).contiguous()
+    around = _around(weight, padding, dilation)
+    of_image = aten.convolution(gradient, turned, None, stride, around, dilation, False, output_padding, groups)
+    of_weight = _of_weight(gradient, image, weight, stride, padding, dilation, groups) if mask[1] else None
     return of_image, of_weight, gradient.sum([0, *spatial]) if mask[2] else None
+
+
+def _around(weight: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """How far the result's gradient is padded in each dimension, so that the image's gradient has the image's size."""
+    return [d * (taps - 1) - p for taps, p, d in zip(weight.shape[2:], padding, dilation, strict=True)]
 
 
 def _of_weight(
@@ -54,10 +60,11 @@ def _of_weight(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    groups: int,
 ) -> Tensor:
     none, mask = [0] * len(stride), [False, True, False]
     backward = aten.convolution_backward
-    made: Tensor = backward(gradient, image, weight, None, stride, padding, dilation, False, none, 1, mask)[1]
+    made: Tensor = backward(gradient, image, weight, None, stride, padding, dilation, False, none, groups, mask)[1]
     return made
 
 
@@ -69,10 +76,12 @@ class OfWeight:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    groups: int
 
     def __call__(self, gradients: Tensor, images: Tensor) -> Tensor:
         like = gradients.new_empty(self.size)
-        return _of_weight(gradients.flatten(0, 1), images.flatten(0, 1), like, self.stride, self.padding, self.dilation)
+        how = self.stride, self.padding, self.dilation, self.groups
+        return _of_weight(gradients.flatten(0, 1), images.flatten(0, 1), like, *how)
 
 
 def gradient_of_weight(node: Node) -> tuple[Node, Node, OfWeight] | None:
@@ -81,8 +90,8 @@ def gradient_of_weight(node: Node) -> tuple[Node, Node, OfWeight] | None:
     if not isinstance(call, Node) or call.target is not aten.convolution_backward.default:
         return None
     args: tuple[Any, ...] = call.args
-    gradient, image, weight, _, stride, padding, dilation, _, _, _, mask = args
-    if list(mask) != [False, True, False]:
+    gradient, image, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
+    if list(mask) != [False, True, False] or transposed:
         return None
-    how = OfWeight(weight.meta["val"].shape, tuple(stride), tuple(padding), tuple(dilation))
+    how = OfWeight(weight.meta["val"].shape, tuple(stride), tuple(padding), tuple(dilation), groups)
     return gradient, image, how

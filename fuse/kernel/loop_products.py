@@ -3,6 +3,7 @@
 addmm(b, h, W.t())        ->   StepProduct(h, W), its result plus b
 bmm(q, k)                 ->   Reduce(sum, q * k)                        (:mod:`fuse.kernel.contractions`)
 convolution(h, W)         ->   StepProduct(patches of h, W)              (:mod:`fuse.kernel.convolutions`)
+its gradient of W         ->   Reduce(sum, gradient * patches of h)
 """
 
 from __future__ import annotations
@@ -86,6 +87,25 @@ def convolution_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> 
     return convert(result, held.dtype)
 
 
+def gradient_of_convolution(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> tuple[Value | None, ...]:
+    """The gradient of a weight that differs from step to step; ``bound`` are the arguments by name."""
+    if list(bound["output_mask"]) != [False, True, False]:
+        raise Unsupported("the gradients of an image and a bias are left to the library")
+    gradient, image, weight, groups = bound["grad_output"], bound["input"], bound["weight"], bound["groups"]
+    if len(image.shape) != len(weight.shape):
+        raise Unsupported("the image of the convolution has no batch dimension")
+    if bound["transposed"]:
+        raise Unsupported("the transposed convolution has a stride")
+    window = convolutions.Window.of(bound, len(weight.shape) - 2)
+    batch, outputs, *pixels = gradient.shape
+    each = view(gradient, (batch, groups, outputs // groups, math.prod(pixels)))
+    left = view(permute(each, (1, 2, 0, 3)), (groups, outputs // groups, batch * math.prod(pixels)))
+    right = convolutions.patches(image, window, weight.shape[2:], pixels, groups)
+    if groups == 1:
+        left, right = view(left, left.shape[1:]), view(right, right.shape[1:])
+    return None, convert(view(_product(reader, node, left, right), weight.shape), weight.dtype), None
+
+
 def _product(reader: StepReader, node: Node, left: Value, right: Value) -> Value:
     """``left @ right``, a stage of its own where one of them is a weight, else a sum of products."""
     if matrix := _weight(reader, right):
@@ -94,7 +114,7 @@ def _product(reader: StepReader, node: Node, left: Value, right: Value) -> Value
         result = _product_with_weight(reader, node, permute(right, (1, 0)), matrix, left.shape[0])
         return permute(result, (1, 0))
     most = MOST_UNPACKED_OF_BATCH if node.target in (aten.bmm.default, aten.baddbmm.default) else MOST_UNPACKED
-    if left.shape[-2] >= MANY_ROWS and left.shape[-1] * math.prod(node.meta["val"].shape) > most:
+    if left.shape[-2] >= MANY_ROWS and math.prod(left.shape) * right.shape[-1] > most:
         raise Unsupported("a large product without a weight is faster outside of the loop's kernel")
     name = f"{plain_name(node.name)}_sums"
     left, right = _along_vectors(reader, left, right, plain_name(node.name))

@@ -21,7 +21,7 @@ from fuse import ops
 from fuse.graph.loop import Loop
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel import scans
-from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
+from fuse.kernel.loop_products import FACTORS, convolution_of, gradient_of_convolution, product_of
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.loop_stages import Cut, StepReader, StepValues
 from fuse.kernel.names import plain_name
@@ -117,6 +117,8 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
         result: Result = product_of(reader, node, arguments_of(node, values))
     elif node.target is aten.convolution.default:
         result = convolution_of(reader, node, arguments_of(node, values))
+    elif node.target is aten.convolution_backward.default:
+        result = gradient_of_convolution(reader, node, arguments_of(node, values))
     elif node.target in scans.OPS:
         result = _scan(reader, node, arguments_of(node, values))
     elif node.target in EMPTY:

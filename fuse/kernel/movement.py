@@ -277,14 +277,21 @@ def concat(pieces: Sequence[Value], dim: int, shape: tuple[int, ...], dtype: tor
 
 @recipe("constant_pad_nd")
 def pad(call: Call) -> Value:
+    """The tensor between borders; a negative width cuts elements off, as in the gradient of a padding."""
     value, widths = call.tensor("self"), call["pad"]
     rank = len(value.shape)
-    before = [0] * rank
+    before, after = [0] * rank, [0] * rank
     for position in range(len(widths) // 2):
-        before[rank - 1 - position] = widths[2 * position]
-    if min(widths, default=0) < 0:
-        raise Unsupported("the padding is negative")
-    return Pad(call.shape, call.dtype, value, tuple(before), call["value"])
+        before[rank - 1 - position], after[rank - 1 - position] = widths[2 * position : 2 * position + 2]
+    if min(widths, default=0) >= 0:
+        return Pad(call.shape, call.dtype, value, tuple(before), call["value"])
+    extents = [e + min(b, 0) + min(a, 0) for e, b, a in zip(value.shape, before, after, strict=True)]
+    if min(extents) < 1:
+        raise Unsupported("a negative padding leaves no element")
+    kept = affine(value, extents, [(d, 1, max(-width, 0)) for d, width in enumerate(before)])
+    if max(widths) <= 0:
+        return kept
+    return Pad(call.shape, call.dtype, kept, tuple(max(width, 0) for width in before), call["value"])
 
 
 @recipe("full", "full_like", "new_full", "fill.Scalar")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuse.check.oracle import check
@@ -73,6 +75,34 @@ class LocationAware(nn.Module):
         return weights
 
 
+class OwnFilters(nn.Module):
+    """Each step convolves each sample with taps that it computes: the shifts of a Neural Turing Machine."""
+
+    def __init__(self, *taps: int, **how: Any) -> None:
+        super().__init__()
+        self.linear, self.shape, self.how = nn.Linear(CHANNELS, math.prod(taps)), taps, how
+
+    def forward(self, xs: Tensor, h: Tensor) -> Tensor:
+        for x in xs:
+            taps = torch.softmax(self.linear(h.flatten(2).mean(2)), 1)
+            filters = taps.repeat_interleave(CHANNELS, 0).view(BATCH * CHANNELS, 1, *self.shape)
+            convolve = (F.conv1d, F.conv2d)[len(self.shape) - 1]
+            apart = h.reshape(1, BATCH * CHANNELS, *h.shape[2:])
+            moved = convolve(apart, filters, groups=BATCH * CHANNELS, **self.how)
+            h = torch.tanh(moved.view(h.shape) + x)
+        return h
+
+
+class OwnMatrices(nn.Module):
+    """Each step convolves with taps between all channels, made of the image itself."""
+
+    def forward(self, xs: Tensor, h: Tensor) -> Tensor:
+        for x in xs:
+            taps = torch.tanh(h[0, :, :3].unsqueeze(1) + h[1, :, 1:4])
+            h = torch.tanh(F.conv1d(h, taps, padding=1) + x)
+        return h
+
+
 def given(*places: int, steps: int = STEPS, trained: bool = True) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return (
@@ -87,22 +117,30 @@ def reversed_loops(model: nn.Module, *args: Tensor) -> list[Loop]:
     return [module for module in joint.backward.modules() if isinstance(module, Loop)]
 
 
-@pytest.mark.parametrize(
-    ("model", "places"),
-    [
-        (Convolved(padding=1), (4, 5)),
-        (Convolved(taps=1), (4, 5)),
-        (Convolved(taps=(3, 1), padding=(1, 0), bias=False), (4, 5)),
-        (Convolved(taps=5, padding="same"), (4, 7)),
-        (Convolved(nn.Conv1d, padding=1), (7,)),
-        (Convolved(nn.Conv3d, padding=1), (3, 2, 4)),
-        (ConvLSTM(), (4, 5)),
-        (Unrelated(padding=1), (4, 5)),
-        (LocationAware(), (7,)),
-    ],
-    ids=["3x3", "1x1", "3x1", "same", "1d", "3d", "ConvLSTM", "of inputs alone", "of attention"],
-)
-def test_a_step_that_convolves_is_differentiated_in_one_kernel(model: nn.Module, places: tuple[int, ...]) -> None:
+CONVOLVED: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "3x3": (Convolved(padding=1), (4, 5)),
+    "1x1": (Convolved(taps=1), (4, 5)),
+    "3x1": (Convolved(taps=(3, 1), padding=(1, 0), bias=False), (4, 5)),
+    "same": (Convolved(taps=5, padding="same"), (4, 7)),
+    "1d": (Convolved(nn.Conv1d, padding=1), (7,)),
+    "3d": (Convolved(nn.Conv3d, padding=1), (3, 2, 4)),
+    "ConvLSTM": (ConvLSTM(), (4, 5)),
+    "dilated": (Convolved(padding=2, dilation=2), (4, 5)),
+    "grouped": (Convolved(padding=1, groups=3), (4, 5)),
+    "of inputs alone": (Unrelated(padding=1), (4, 5)),
+    "of inputs alone, grouped": (Unrelated(padding=1, groups=3), (4, 5)),
+    "of inputs alone, dilated": (Unrelated(padding=2, dilation=2), (4, 5)),
+    "of attention": (LocationAware(), (7,)),
+    "own filters": (OwnFilters(3, padding=1), (7,)),
+    "own dilated filters": (OwnFilters(3, dilation=2, padding=2), (7,)),
+    "own filters in two dimensions": (OwnFilters(3, 5, padding=(1, 2)), (4, 5)),
+    "own matrices": (OwnMatrices(), (7,)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_a_step_that_convolves_is_differentiated_in_one_kernel(name: str) -> None:
+    model, places = CONVOLVED[name]
     report = check(model, given(*places), train=True)
     assert report.passed, report
     assert not report.fallbacks
@@ -127,12 +165,12 @@ def test_the_weight_is_turned_round_once_and_its_gradient_taken_once() -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        Convolved(padding=2, dilation=2),
-        Convolved(padding=1, groups=3),
         Convolved(nn.ConvTranspose2d, padding=1),
+        Convolved(nn.ConvTranspose2d, padding=1, groups=3),
+        Unrelated(nn.ConvTranspose2d, padding=1, groups=3),
         Convolved(taps=1, padding=1, stride=1),
     ],
-    ids=["dilated", "grouped", "transposed", "padded by more than the window"],
+    ids=["transposed", "transposed, grouped", "transposed, of inputs alone", "padded by more than the window"],
 )
 def test_other_convolutions_stay_right(model: nn.Module) -> None:
     if model.convolution.kernel_size == (1, 1):

@@ -297,12 +297,13 @@ LOOK_UPS: dict[str, Step] = {  # of h, w (which is looked up, too), x, and posit
     "selected columns of a table": lambda h, w, x, i, j: torch.tanh(h @ w + w.index_select(-1, i).t() + x),
     "rows of the state, some twice": lambda h, w, x, i, j: torch.tanh(h[i % BATCH] @ w + x),
     "columns of the state": lambda h, w, x, i, j: torch.tanh(h.index_select(1, torch.arange(WIDTH).flip(0)) @ w + x),
+    "shifts": lambda h, w, x, i, j: torch.tanh(F.pad((h @ w)[:, :-1], (1, 0)) + F.pad(h[:, 2:], (0, 2), value=0.5) + x),
     "absolute values": lambda h, w, x, i, j: torch.tanh((h @ w + x).abs() - 0.5),
 }
 
 
 @pytest.mark.parametrize("name", LOOK_UPS)
-def test_look_ups_and_signs_in_a_step_are_differentiated_rolled(name: str) -> None:
+def test_look_ups_shifts_and_signs_in_a_step_are_differentiated_rolled(name: str) -> None:
     def run(w: Tensor, xs: Tensor, places: Tensor) -> Tensor:
         h = torch.zeros(BATCH, WIDTH)
         for x, (i, j) in zip(xs, places, strict=True):

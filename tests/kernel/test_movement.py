@@ -74,6 +74,8 @@ def cases() -> Cases:
         "stack last": (lambda x, y: torch.stack([x, y], -1) * 2, x, y),
         "pad": (lambda x: functional.pad(x * 2, (1, 2, 3, 0), value=5.0), x),
         "pad and use": (lambda x, y: functional.pad(x, (2, 0)) + functional.pad(y, (0, 2)), x, y),
+        "cut at both ends": (lambda x: functional.pad(x * 2, (-1, -2, -1, 0)) + 1, x),
+        "cut and pad": (lambda x: functional.pad(x * 2, (-1, 2, 3, -2), value=5.0), x),
         "pad channels last": (lambda x: functional.pad(x * 2, (1, 1)), last),
         "tril": (lambda x: x.tril(1), counted(3, 5, 5)),
         "triu": (lambda x: (x * 2).triu(-1), x),
