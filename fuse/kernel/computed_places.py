@@ -2,11 +2,13 @@
 
     index_copy(x, 0, i, y)   ->   y[0] where row == i[0], else x                       one row
     index_put(x, [i], 1)     ->   1 where row is any of i, else x                      one number at many positions
+    scatter(x, 0, i, y)      ->   y[k] of the last k where row == i[k], else x         many numbers, the last one stays
     index_add(x, 0, i, y)    ->   x + sum over k of (y[k] where row == i[k], else 0)   many rows, added
 
 Every element is computed, and compares its place with the positions. Positions are checked as those of look-ups,
-because the element that was there is looked up. Declined for several rows that are not added, whose order would matter
-where positions are equal, and where comparing would take longer than writing.
+because the element that was there is looked up. Declined for several rows that ``index_put`` or ``index_copy``
+write, whose order ATen does not promise where positions are equal, and where comparing would take longer than
+writing.
 """
 
 from __future__ import annotations
@@ -28,11 +30,16 @@ from fuse.kernel.reductions import reduce as reduced
 from fuse.kernel.reductions import total
 from fuse.kernel.values import Constant, Gather, Input, Iota, Map, Reindex, Shape, Value, expand, view
 
+aten = torch.ops.aten
+
 MOST_COMPARED = 2**16
 """The most elements of a result times the positions that each is compared with."""
 MOST_ADDED = 2**13
-"""The same where rows are added. On a thread of an EPYC, ``tanh(zeros.index_add(...))`` took 12 us as a kernel of 4,096
-comparisons and 26 us as one of 16,384; in three library calls it took 10 and 13 us."""
+"""The same where values are added, or one of them is chosen.
+
+On a thread of an EPYC, ``tanh(zeros.index_add(...))`` took 12 us as a kernel of 4,096 comparisons and 26 us as one of
+16,384; in three library calls it took 10 and 13 us.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,11 @@ def _written(call: Call, places: _Places, piece: Value, piece_at: Callable[[Inde
     if whole.dtype != dtype or piece.dtype != dtype or (dtype is torch.bool and adds):
         raise Unsupported("the written values have another dtype than the tensor")
     count, rank = math.prod(places.several), len(shape)
-    if count > 1 and not (adds or isinstance(piece, Constant) or math.prod(piece.shape) == 1):
+    one = isinstance(piece, Constant) or math.prod(piece.shape) == 1
+    in_order = call.op is aten.scatter.src
+    if count > 1 and not (adds or one or in_order):
         raise Unsupported("several rows are written at computed positions")
-    if count > 1 and count * math.prod(shape) > (MOST_ADDED if adds else MOST_COMPARED):
+    if count > 1 and count * math.prod(shape) > (MOST_COMPARED if one and not adds else MOST_ADDED):
         raise Unsupported("comparing every element with so many positions takes longer than writing")
     compared = (*shape, *places.several)
     written, before = places.compared(compared)
@@ -98,10 +107,22 @@ def _written(call: Call, places: _Places, piece: Value, piece_at: Callable[[Inde
         return choice(hit, apply(operator.add, [view(before, shape), new], dtype, shape) if adds else new, whole)
     several = range(rank, len(compared))
     hit = view(reduced(written, several, "any"), shape)
-    if not adds:
+    if one and not adds:
         return choice(hit, expand(view(piece, ()), shape), whole)
+    if not adds:
+        written = _last(written, rank)
     added = total(choice(written, value, Constant(compared, dtype, 0)), several)
+    if not adds:
+        return choice(hit, view(convert(added, dtype), shape), whole)
     return choice(hit, convert(apply(operator.add, [whole, view(added, shape)], added.dtype, shape), dtype), whole)
+
+
+def _last(written: Value, dim: int) -> Value:
+    """Where ``written`` is true for the last time along its last dimension ``dim``."""
+    order = Iota(written.shape, torch.int64, dim, 0, 1)
+    last = reduced(choice(written, order, Constant(written.shape, torch.int64, -1)), (dim,), "max")
+    equal = fn.equal(Parameter(torch.int64, 0), Parameter(torch.int64, 1))
+    return Map(written.shape, torch.bool, equal, (order, expand(last, written.shape)))
 
 
 def _share_memory(table: Input | Constant, dims: Sequence[int]) -> bool:

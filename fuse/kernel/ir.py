@@ -155,6 +155,16 @@ class Declare:
 
 
 @dataclass(frozen=True)
+class Rank:
+    """``best`` gets the positions of the largest elements of ``row`` (or smallest), equal ones in ``topk``'s order."""
+
+    best: Buffer
+    row: Buffer
+    largest: bool
+    ordered: bool
+
+
+@dataclass(frozen=True)
 class Fail:
     """Return status 1 from the kernel if ``condition`` (a name) is true: an index is out of range, and eager raises."""
 
@@ -189,7 +199,7 @@ class Scope:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | Fail | Comment | For | Scope
+Statement = Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | Rank | Fail | Comment | For | Scope
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from fuse.kernel.ir import (
     Let,
     Load,
     Pointer,
+    Rank,
     Scope,
     Statement,
     Store,
@@ -86,6 +87,10 @@ def _lines(statement: Statement) -> list[str]:
         case Declare():
             buffer = statement.buffer
             return [f"memory {buffer.name}: {buffer.extent} of {name_of(buffer.dtype)}"]
+        case Rank():
+            kind = "largest" if statement.largest else "smallest"
+            order = "in order" if statement.ordered else "in any order"
+            return [f"{statement.best.name} = positions of the {kind} of {statement.row.name}, {order}"]
         case Fail():
             return [f"fail if {statement.condition}"]
         case Comment():

@@ -20,7 +20,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.graph.loop import Loop
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel import scans
+from fuse.kernel import ranking, scans
 from fuse.kernel.loop_products import FACTORS, convolution_of, gradient_of_convolution, product_of
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.loop_stages import Cut, StepReader, StepValues
@@ -121,6 +121,8 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
         result = gradient_of_convolution(reader, node, arguments_of(node, values))
     elif node.target in scans.OPS:
         result = _scan(reader, node, arguments_of(node, values))
+    elif node.target is aten.topk.default:
+        result = _topk(reader, node, arguments_of(node, values))
     elif node.target in EMPTY:
         held = node.meta["val"]
         result = Constant(tuple(held.shape), held.dtype, 0)
@@ -184,3 +186,13 @@ def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
     result = scans.scan_of(Call(node.target, bound, node.meta["val"]))  # type: ignore[arg-type]  # FX types targets loosely
     kept = tuple(reader.keep(part, plain_name(node.name)) if part else None for part in parts_of(result))
     return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]  # a single result is always kept
+
+
+def _topk(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
+    """The largest elements and their positions; what they are chosen from is in memory, to be looked up again."""
+
+    def keep(value: Value) -> Input:
+        in_memory = None if isinstance(value, Constant) else as_memory(value)
+        return in_memory or reader.keep(value, plain_name(node.name))
+
+    return ranking.largest_of(Call(node.target, bound, node.meta["val"]), keep)  # type: ignore[arg-type]  # FX types targets loosely

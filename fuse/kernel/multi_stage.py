@@ -17,7 +17,7 @@ from fuse.graph.strides import contiguous_strides
 from fuse.kernel.extents import always_equal
 from fuse.kernel.index import NotAffine
 from fuse.kernel.traversals import children, within_stage
-from fuse.kernel.values import Concat, Gather, Input, Map, Pad, Reduce, Reindex, Scan, Value
+from fuse.kernel.values import Concat, Gather, Input, Map, Pad, Ranked, Reduce, Reindex, Scan, Value
 
 MOST_HELD = 4096
 """Most results of one reduction that are held on the stack for the next stage, which one thread computes in a few
@@ -127,7 +127,7 @@ def _with_children(value: Value, new: Mapping[int, Value]) -> Value:
             return replace(value, pieces=tuple(new[id(part)] for part in value.pieces))
         case Gather():
             return replace(value, positions=new[id(value.positions)])
-        case Reindex() | Reduce() | Scan() | Pad():
+        case Reindex() | Reduce() | Scan() | Ranked() | Pad():
             return replace(value, source=new[id(value.source)])
         case _:
             raise NotAffine(f"a {type(value).__name__.lower()} reads the result of a reduction of an earlier stage")

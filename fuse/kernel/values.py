@@ -143,6 +143,19 @@ class Scan(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class Ranked(Value):
+    """Positions along ``dim`` of the largest elements of ``source`` (or smallest), as ``topk`` gives them.
+
+    NaN is the largest. Not ``ordered``, they come in any order. Kernels store it; no other value may read it.
+    """
+
+    source: Value
+    dim: int
+    largest: bool
+    ordered: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Patches(Value):
     """The im2col matrix of a convolution: ``[batch, channels * taps, pixels]`` of images ``[batch, channels, y, x]``.
 

@@ -48,6 +48,7 @@ from fuse.kernel.ir import (
     KernelBody,
     Let,
     Load,
+    Rank,
     Scope,
     Statement,
     Store,
@@ -133,6 +134,9 @@ def _lines(statement: Statement) -> list[str]:
             return _accumulate(statement)
         case Declare():
             return [f"{statement.buffer.name} = array({statement.buffer.extent}, {statement.buffer.dtype})"]
+        case Rank():
+            how = f"{statement.largest}, {statement.ordered}"
+            return [f"rank({statement.best.name}, {statement.row.name}, {how})"]
         case Fail():
             return [f"if {statement.condition}: return False"]
         case Comment():
@@ -184,6 +188,10 @@ def array(extent: int, dtype: torch.dtype) -> Any:
     return np.zeros(extent, NUMPY[dtype])
 
 
+def rank(best: Any, row: Any, largest: bool, ordered: bool) -> None:
+    best[:] = torch.topk(torch.from_numpy(row), len(best), largest=largest, sorted=ordered).indices
+
+
 def call(operator: str, dtype: torch.dtype, *operands: Any) -> Any:
     """A function: the meaning of its operator."""
     given = [torch.from_numpy(np.asarray(operand)) for operand in operands]
@@ -191,7 +199,7 @@ def call(operator: str, dtype: torch.dtype, *operands: Any) -> Any:
     return NUMPY[dtype](evaluate(Operation(dtype, operator, parameters), given).numpy())
 
 
-SPACE: dict[str, Any] = {"load": load, "store": store, "array": array, "call": call, "torch": torch}
+SPACE: dict[str, Any] = {"load": load, "store": store, "array": array, "rank": rank, "call": call, "torch": torch}
 SPACE |= {"inf": math.inf, "nan": math.nan, **{name_of(dtype): number for dtype, number in NUMPY.items()}}
 
 

@@ -132,6 +132,14 @@ def one_number_added(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
     return m.index_put((i - ROWS,), y[0, 0], accumulate=True)
 
 
+def several_scattered(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return torch.cos(m).scatter(0, i[:, None].expand(len(i), WIDTH), y)  # of equal positions the last stays
+
+
+def several_scattered_by_column(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return m.t().scatter(1, i.expand(WIDTH, len(i)), y.t()) * 2
+
+
 ADDED = [added, put_and_added, scattered_and_added_by_column, put_and_added_by_two, one_number_added]
 
 
@@ -166,6 +174,23 @@ def test_rows_added_at_many_positions_stay_with_the_library() -> None:
     given = torch.randn(300, WIDTH), torch.randint(300, (300,)), torch.randn(300, WIDTH)
     torch.testing.assert_close(fused(*given), added(*given), rtol=1e-4, atol=1e-4)
     assert fused.last_run.aten == 1
+
+
+SCATTERED = [several_scattered, several_scattered_by_column]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("write", SCATTERED, ids=lambda write: write.__name__)
+def test_of_several_elements_at_one_place_the_last_stays(write: Write, dtype: torch.dtype) -> None:
+    fused = fuse.compile(Function(write))
+    m, y = torch.randn(ROWS, WIDTH).to(dtype), torch.randn(4, WIDTH).to(dtype)
+    y[3, 0] = torch.inf
+    for places in ([4, 1, 4, 1], [1, 2, 3, 0], [5, 5, 5, 5]):
+        i = torch.tensor(places)
+        torch.testing.assert_close(fused(m, i, y), write(m, i, y))
+    assert not fused.last_run.aten
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+        fused(m, torch.tensor([0, ROWS + WIDTH, 0, 0]), y)
 
 
 class Memory(nn.Module):

@@ -20,6 +20,7 @@ from fuse.kernel.ir import (
     Let,
     Load,
     Pointer,
+    Rank,
     Scope,
     Statement,
     Store,
@@ -43,6 +44,9 @@ STATEMENTS: dict[str, Statement] = {
     "best = 0.0, best_at = -1": BEST,
     "best, best_at = a, i if best_at < 0 || a > best || a != a && best == best": Accumulate(BEST, A, I),
     "memory held: 64 of float64": Declare(Buffer("held", torch.float64, "scratch", 64)),
+    "best = positions of the largest of row, in order": Rank(
+        Buffer("best", torch.int64, "scratch", 2), Buffer("row", torch.float32, "scratch", 8), True, True
+    ),
     "fail if outside": Fail("outside"),
     "# a remark": Comment("a remark"),
     "for i in 8 (vector, reduces total):": For("i", 8, (), "vector", (TOTAL,)),

@@ -31,6 +31,7 @@ from fuse.kernel.ir import (
     Let,
     Load,
     Pointer,
+    Rank,
     Scope,
     Statement,
     Store,
@@ -133,6 +134,8 @@ def work(statement: Statement) -> int:
             return statement.extent * sum(work(s) for s in statement.body)
         case Scope():
             return sum(work(s) for s in statement.body)
+        case Rank():
+            return 8 * statement.row.extent
         case Let():
             return 8 if calls(statement.value) else 1
         case _:
@@ -159,6 +162,10 @@ def _statement(statement: Statement, depth: int, threads: Threads = "one") -> li
         case Declare():
             buffer = statement.buffer
             return [f"{pad}alignas(64) {cpp_types.storage(buffer.dtype)} {buffer.name}[{buffer.extent}];"]
+        case Rank():
+            how = ", ".join(str(flag).lower() for flag in (statement.largest, statement.ordered))
+            row, best = statement.row, statement.best
+            return [f"{pad}fuse_rank<{how}>({row.name}, {row.extent}, {best.extent}, {best.name});"]
         case Fail():
             return [f"{pad}if ({statement.condition}) return 1;"]
         case Comment():

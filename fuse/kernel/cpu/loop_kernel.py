@@ -26,13 +26,14 @@ from fuse.kernel.extents import Conditions, NeedsNumber, smaller
 from fuse.kernel.index import Size
 from fuse.kernel.loop_nests import Frame
 from fuse.kernel.loop_sizes import sizes_of, strides_in
-from fuse.kernel.loop_stages import Cut
+from fuse.kernel.loop_stages import Cut, Kept
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
 from fuse.kernel.names import plain_name
 from fuse.kernel.region_text import Numbers, text_and_numbers, with_numbers
 from fuse.kernel.sized import Text, call_at_hand
 from fuse.kernel.target import LoopKernels
+from fuse.kernel.values import Ranked
 
 HEADERS = ("threads.h", "products.h")
 
@@ -145,7 +146,9 @@ def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
     sizes = tuple((size.name, size.value) for size in frame.sizes)
     parallel = several(threads_that_pay(share, frame.spec.trip_count))
     memory = share.workspace + ALIGNMENT
-    return Kernel(name, source, frozenset(), parallel, memory, sizes, HEADERS, share.schedule)
+    ranks = any(isinstance(stage, Kept) and isinstance(stage.value, Ranked) for stage in frame.step.stages)
+    headers = (*HEADERS, "ranking.h") if ranks else HEADERS
+    return Kernel(name, source, frozenset(), parallel, memory, sizes, headers, share.schedule)
 
 
 def threads_that_pay(share: ThreadFunction, steps: int) -> int:

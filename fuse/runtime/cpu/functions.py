@@ -57,7 +57,7 @@ def units_of(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
     """
     units: dict[object, list[Kernel]] = {}
     for kernel in kernels:
-        alone = kernel.headers == LOOP_HEADERS
+        alone = kernel.headers[: len(LOOP_HEADERS)] == LOOP_HEADERS
         units.setdefault(kernel.name if alone else (kernel.headers, bool(kernel.sizes)), []).append(kernel)
     parts = [part for unit in units.values() for part in ([unit] if unit[0].headers else _parts(unit))]
     return sorted(parts, key=_milliseconds, reverse=True)

@@ -1,0 +1,120 @@
+"""``topk`` in a step of a loop: the library's elements and positions, where many elements are equal, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fuse
+from fuse.check.oracle import check
+from fuse.kernel.ranking import LONGEST_ROW
+
+STEPS, ROWS, COLUMNS = 6, 3, 8
+
+
+class Ranking(nn.Module):
+    """The ``k`` largest elements of the state are kept in every step."""
+
+    def __init__(self, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> None:
+        super().__init__()
+        self.how = k, dim, largest, ordered
+
+    def forward(self, xs: Tensor) -> tuple[Tensor, ...]:
+        h = torch.zeros_like(xs[0])
+        values, positions = [], []
+        for x in xs:
+            h = x - h
+            value, position = h.topk(*self.how)
+            values.append(value)
+            positions.append(position)
+        return torch.stack(values), torch.stack(positions), h
+
+
+class Router(nn.Module):
+    """Each step is computed by the two of four experts that score best."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(2 * COLUMNS, 4)
+        self.experts = nn.Parameter(torch.randn(4, COLUMNS, 2 * COLUMNS) / 4)
+
+    def forward(self, xs: Tensor) -> Tensor:
+        h = torch.zeros_like(xs[0])
+        for x in xs:
+            both = torch.cat([x, h], 1)
+            weights, chosen = self.router(both).topk(2, -1)
+            results = torch.einsum("bkde,be->bkd", self.experts[chosen], both)
+            h = torch.tanh((results * weights.softmax(-1).unsqueeze(-1)).sum(1))
+        return h
+
+
+class SparseAttention(nn.Module):
+    """The weights of all but the best places are zero: what is kept is written to where it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(COLUMNS, COLUMNS)
+
+    def forward(self, xs: Tensor) -> Tensor:
+        h = torch.zeros_like(xs[0])
+        for x in xs:
+            scores = self.linear(h) + x
+            best, places = scores.topk(3, -1)
+            h = torch.tanh(torch.zeros_like(scores).scatter(1, places, best.softmax(-1)) * scores + x)
+        return h
+
+
+class Sparse(nn.Module):
+    """Only the largest elements of the state are handed on."""
+
+    def forward(self, xs: Tensor) -> Tensor:
+        h = torch.zeros_like(xs[0])
+        for x in xs:
+            h = torch.tanh(h + x)
+            h = h * (h >= h.topk(2, -1).values[:, -1:])
+        return h
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a.nan_to_num(77), b.nan_to_num(77))
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_elements_and_positions_are_the_librarys(data: st.DataObject) -> None:
+    draw = data.draw
+    size = draw(st.sampled_from([(3, 8), (2, 300), (5, 65), (1, 130), (4, 1)]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32]))
+    dim = draw(st.sampled_from([0, 1, -1]))
+    model = Ranking(draw(st.integers(1, size[dim])), dim, draw(st.booleans()), draw(st.booleans()))
+    xs = torch.randint(-3, 4, (STEPS, *size)).to(dtype)
+    if dtype.is_floating_point and draw(st.booleans()):
+        xs[torch.rand(xs.shape) < 0.1] = torch.nan
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        assert all(map(same, fused(xs), model(xs)))
+    assert fused.last_run.launches == 1
+    assert not fused.last_run.fallbacks
+
+
+@pytest.mark.parametrize("model", [Router, SparseAttention])
+def test_a_loop_that_chooses_the_largest_is_one_kernel_and_trains(model: Any) -> None:
+    launches = []
+    for steps in (STEPS, 2 * STEPS):
+        report = check(model(), (torch.randn(steps, ROWS, COLUMNS),), train=True)
+        assert report.passed, report
+        assert report.fallbacks == ()
+        assert report.observed[1] == 1
+        launches.append(report.launches_after)
+    assert launches[0] == launches[1]
+
+
+@pytest.mark.parametrize("columns", [LONGEST_ROW, LONGEST_ROW + 1])
+def test_longer_rows_stay_with_the_library(columns: int) -> None:
+    (loop,) = fuse.show(Sparse(), (torch.randn(STEPS, 1, columns),)).loops
+    assert (loop.launches_per_step_after == 0) is (columns == LONGEST_ROW)
