@@ -6,8 +6,9 @@
 
 The kernels must not depend on one another (equal depth, see :mod:`fuse.rewrite.partition`). They must also be small: a
 kernel that runs longer than a launch takes gains nothing. Many kernels share several launches, so that compilers stay
-fast; equal functions are compiled once. Every loop nest keeps its own shape. A fill (``zeros``) that a library call or
-the caller reads joins the first kernels.
+fast; equal functions are compiled once. Every loop nest keeps its own shape. Many kernels that do the same to different
+tensors share one launch, whose function has a loop over them (:mod:`fuse.kernel.members`). A fill (``zeros``) that a
+library call or the caller reads joins the first kernels.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from fuse.cost.work import bytes_of, tensors_in
 from fuse.kernel.domain import Domain, domain_of
-from fuse.kernel.lower import Declined
+from fuse.kernel.lower import Declined, structure
+from fuse.kernel.members import FEWEST
+from fuse.kernel.region_text import layouts
 from fuse.passes.region_growing import domain_of_region, fuse_members
-from fuse.rewrite import regions
+from fuse.rewrite import nested, regions
 from fuse.rewrite.partition import Group, partition
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
@@ -58,17 +62,41 @@ def fills(graph: GraphModule) -> Iterator[Group[Domain]]:
 
 
 def functions(level: list[Group[Domain]]) -> Iterator[list[Group[Domain]]]:
-    """Consecutive kernels that one function may hold."""
+    """Consecutive kernels that one function may hold; if these are several functions, many that do the same first."""
+    alike: dict[str, list[Group[Domain]]] = {}
+    for group in level if sum(map(operators_of, level)) > MAX_OPERATORS else ():
+        alike.setdefault(_spelled(group), []).append(group)
+    many = [of for of in alike.values() if len(of) >= FEWEST and sum(map(operators_of, of)) > MAX_OPERATORS // 4]
+    yield from many
+    apart = {id(group) for of in many for group in of}
     together: list[Group[Domain]] = []
     operators = 0
     for group in level:
-        more = 0 if group.facts is None else group.facts.size + OPERATORS_PER_REDUCTION * group.facts.reductions
+        if id(group) in apart:
+            continue
+        more = operators_of(group)
         if together and operators + more > MAX_OPERATORS:
             yield together
             together, operators = [], 0
         together.append(group)
         operators += more
-    yield together
+    if together:
+        yield together
+
+
+def operators_of(group: Group[Domain]) -> int:
+    """The operators of a kernel, as compilers' time counts them."""
+    return 0 if group.facts is None else group.facts.size + OPERATORS_PER_REDUCTION * group.facts.reductions
+
+
+def _spelled(group: Group[Domain]) -> str:
+    """A text that is equal for kernels that do the same to tensors of equal layouts."""
+    (node,) = group.members
+    if regions.is_region(node):
+        module = nested.called_module(node)
+        assert isinstance(module, GraphModule)
+        return structure(module, named=False)
+    return f"{node.target} {map_arg((node.args, node.kwargs), layouts)} {layouts(node)}"
 
 
 def small_kernel(node: Node) -> Domain | None:

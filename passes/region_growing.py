@@ -64,7 +64,8 @@ def domain_of_region(node: Node) -> Domain | None:
 
 
 def fuse_members(graph: GraphModule, members: Sequence[Node], domain: Domain) -> Iterator[Verdict]:
-    """One region of ``members`` if it lowers, else regions of its halves; a single member stays as it is."""
+    """One region of ``members`` if it lowers, or of all but the last one, else regions of its halves; a single member
+    stays as it is."""
     if len(members) < 2:
         return
     body, inputs, results = regions.build_body(members)
@@ -74,6 +75,7 @@ def fuse_members(graph: GraphModule, members: Sequence[Node], domain: Domain) ->
         yield rewrite(members, regions.insert_region, graph, members, body, inputs, results)
         return
     yield declined(members, verdict.reason)
-    middle = len(members) // 2
+    most = len(members) - 1
+    middle = most if not isinstance(lower(regions.build_body(members[:most])[0]), Declined) else len(members) // 2
     yield from fuse_members(graph, members[:middle], domain)
     yield from fuse_members(graph, members[middle:], domain)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
@@ -29,10 +28,11 @@ from fuse.graph.outputs import outputs_of
 from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.extents import Conditions, NeedsNumber
 from fuse.kernel.index import NotAffine, SplitNeeded
+from fuse.kernel.members import FEWEST, Members, Place, alike_parts
 from fuse.kernel.names import plain_name
-from fuse.kernel.reading import computation_of, parts_of, values_of
+from fuse.kernel.reading import computation_of, values_of
 from fuse.kernel.recipes import Unsupported, find_recipe
-from fuse.kernel.region_text import Numbers, text_and_numbers, with_numbers
+from fuse.kernel.region_text import Numbers, Reference, layouts, text_and_numbers, with_numbers
 from fuse.kernel.sized import Lower, SizeFamily, Text, call_at_hand, sizes_vary
 from fuse.kernel.target import TARGETS, Target, target_of
 from fuse.kernel.traversals import children, within_stage
@@ -44,6 +44,8 @@ MAX_RECURSION = 50_000
 """Frames while a region is lowered: those of a chain of 15,000 operators, at 3.2 frames for each."""
 MAX_NAME_PARTS = 4
 """Operators that the name of a kernel is made of."""
+BEFORE_ARGUMENTS = -1
+"""Place of the pointer to its sizes, for a kernel whose number of arguments varies."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Kernel:
     Attributes:
         name: of its function.
         source: defines ``extern "C" int name(char *const *args)``. ``args`` are pointers to the inputs in the order of
-            the placeholders, to the outputs, to the workspace if there is one, and to the sizes if there are any.
+            the placeholders, to the outputs, to the workspace if there is one, and to the sizes if there are any. The
+            pointer to the sizes also comes before these.
         in_place: (input, output) positions that may share memory, because the kernel reads each element of the input
             just before it writes the same element of the output.
         parallel: whether the kernel uses several threads.
@@ -115,38 +118,54 @@ def lower(region: GraphModule, config: Config = DEFAULT) -> Kernel | Declined:
     >>> kernel.name.rsplit("_", 1)[0], kernel.in_place
     ('tanh_add', frozenset({(0, 0)}))
     """
-    key = f"{structure(region)}\n{config}"
+    if config == DEFAULT and (parts := alike_parts(region)):
+        found = _lower_or_decline(*parts, config) if parts[1].count >= FEWEST else _for_any_number(*parts)
+        if isinstance(found, Kernel):
+            return found
+    return _lower_or_decline(region, None, config)
+
+
+def _for_any_number(region: GraphModule, members: Members) -> Kernel | None:
+    """The kernel of few members that also serves other numbers of them; None if their number is not known to vary."""
+    call = call_at_hand()
+    numbered = call is not None and (call.sizes is None or members.count in call.sizes)
+    return _for_sizes(region, members) if numbered else None
+
+
+def _lower_or_decline(region: GraphModule, members: Members | None, config: Config) -> Kernel | Declined:
+    """The kernel of ``region``, or of ``members`` of which each computes it; or the reason why there is none."""
+    key = f"{structure(region)}\n{members}\n{config}"
     known = _KERNELS.get(key)
     if known is None or (isinstance(known, Declined) and sizes_vary()):  # a kernel for varying sizes may exist
-        known = (_for_sizes(region) if config == DEFAULT else None) or known
+        known = (_for_sizes(region, members) if config == DEFAULT else None) or known
     if known is None:
-        known = _KERNELS[key] = attempt(
-            lambda: replace(_lower(region, key, config), computes=_computes(region, config))
-        )
+        computes = hashlib.sha256(f"{structure(region, named=False)}\n{members}\n{config}".encode()).hexdigest()
+        known = _KERNELS[key] = attempt(lambda: replace(_lower(region, members, key, config), computes=computes))
     return known
-
-
-def _computes(region: GraphModule, config: Config) -> str:
-    """Hash of a region's computation without names; not for sizes that vary, because writing a size pins it."""
-    return hashlib.sha256(f"{structure(region, named=False)}\n{config}".encode()).hexdigest()
 
 
 _TEXTS: dict[str, Text[Kernel]] = {}
 
 
-def _for_sizes(region: GraphModule) -> Kernel | None:
+def _for_sizes(region: GraphModule, members: Members | None) -> Kernel | None:
     """A kernel of ``region`` that serves other sizes too; None if no size varies or there is no such kernel."""
     if (call := call_at_hand()) is None:
         return None
+    places: Any = members and (members.count, [(at.first, at.step, at.elements) for at in members.places])
     spelling, numbers = text_and_numbers(
-        region, lambda node: plain_name(node.name) if node.op == "placeholder" else "", reals=True
+        region, lambda node: plain_name(node.name) if node.op == "placeholder" else "", places, reals=True
     )
+
+    def lower(values: Numbers, conditions: Conditions) -> Kernel | None:
+        sized, at = with_numbers(region, values, places, reals=True)
+        return lower_for_sizes(sized, conditions, at and Members(at[0], tuple(Place(*place) for place in at[1])))
+
     return serve(
         _TEXTS.setdefault(spelling, Text()),
         numbers,
         call.occurrence(spelling, numbers),
         call.sizes,
-        lambda values, conditions: lower_for_sizes(with_numbers(region, values, reals=True)[0], conditions),
+        lower,
     )
 
 
@@ -191,19 +210,20 @@ def _bits(number: float) -> int:
     return bits
 
 
-def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | None:
+def lower_for_sizes(region: GraphModule, conditions: Conditions, members: Members | None = None) -> Kernel | None:
     """The kernel of a region with extents for sizes; None if the code needs their values."""
     try:
         with_sizes = _target(region).with_sizes
         if with_sizes is None:
             return None
         with _deep_recursion():
-            kernel = _lower(region, "", Config(threads="decided in each call"))
+            kernel = _lower(region, members, "", Config(threads="decided in each call"))
     except (Unsupported, NotAffine, SplitNeeded, NeedsNumber):
         return None
     arguments = len(region.graph.find_nodes(op="placeholder")) + len(outputs_of(region.graph))
+    place = BEFORE_ARGUMENTS if members else arguments + bool(kernel.workspace_bytes)
     reals = conditions.reals()
-    source = with_sizes(kernel.source, conditions.sizes, arguments + bool(kernel.workspace_bytes), reals)
+    source = with_sizes(kernel.source, conditions.sizes, place, reals)
     name = f"{readable_name(region)}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
     sizes = tuple((size, size if size in reals else conditions.extent(size)) for size in conditions.sizes)
     return replace(kernel, name=name, source=source.replace(kernel.name, name), sizes=sizes)
@@ -238,11 +258,11 @@ def _deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def _lower(region: GraphModule, key: str, config: Config) -> Kernel:
-    computation = computation_of(region)
+def _lower(region: GraphModule, members: Members | None, key: str, config: Config) -> Kernel:
+    computation = replace(computation_of(region), members=members)
     name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     made = _target(region).write(computation, name, config)
-    in_place = _in_place_pairs(computation)
+    in_place = frozenset() if members else _in_place_pairs(computation)
     return Kernel(
         name, made.source, in_place, made.parallel, made.workspace_bytes, (), made.headers, schedule=made.schedule
     )
@@ -320,26 +340,11 @@ def structure(region: GraphModule, named: bool = True) -> str:
     for node in region.graph.nodes:
         numbers[node] = len(numbers)
         if node.op == "placeholder":
-            lines.append(f"{plain_name(node.name) if named else ''} {_layout(node.meta['val'])}")
+            lines.append(f"{plain_name(node.name) if named else ''} {layouts(node)}")
         else:
-            args = map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))  # type: ignore[arg-type,return-value]  # FX types arguments loosely
-            layouts = ",".join(_layout(v) for v in parts_of(node.meta.get("val")))
-            lines.append(f"{node.target} {args!r} {layouts} {node.meta.get('source', '') if named else ''}")
+            args = map_arg((node.args, node.kwargs), lambda n: Reference(numbers[n]))  # type: ignore[arg-type,return-value]  # FX types arguments loosely
+            lines.append(f"{node.target} {args!r} {layouts(node)} {node.meta.get('source', '') if named else ''}")
     return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class _Reference:
-    number: int
-
-    def __repr__(self) -> str:
-        return f"%{self.number}"
-
-
-def _layout(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    return f"{value.dtype}{tuple(value.shape)}{tuple(value.stride())}{value.device}"
 
 
 def readable_name(region: GraphModule) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -163,6 +164,26 @@ def _sized(value: Any, take: Callable[[Any], Any]) -> Any:
         return value  # kernels take no such tensor, whatever its size
     shape = tuple(map(take, value.shape))
     return SizedTensor(value, shape, tuple(map(take, value.stride())))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A node by its number, in a text of arguments."""
+
+    number: int
+
+    def __repr__(self) -> str:
+        return f"%{self.number}"
+
+
+def layouts(node: Node) -> str:
+    """The dtypes, sizes, strides and devices of a node's results as text."""
+    return ",".join(
+        f"{part.dtype}{tuple(part.shape)}{tuple(part.stride())}{part.device}"
+        if isinstance(part, Tensor)
+        else repr(part)
+        for part in parts_of(node.meta.get("val"))
+    )
 
 
 class SizedTensor(Tensor):

@@ -21,6 +21,7 @@ from fuse.graph.strides import inverse
 from fuse.kernel.expressions import Expression, Parameter, cost
 from fuse.kernel.extents import alike, is_one
 from fuse.kernel.index import ZERO, Affine, Index, Stride, reshape
+from fuse.kernel.members import Members
 
 Shape = tuple[int, ...]
 ReduceOp = Literal["sum", "prod", "max", "min", "largest", "any", "all", "argmax", "argmin"]
@@ -222,7 +223,8 @@ class Output:
 class Computation:
     """A region as values: inputs, outputs, names for the source, and the user's lines for its comments.
 
-    ``names`` are names of inputs, by position; ``value_names`` are names of values, by ``id``.
+    ``names`` are names of inputs, by position; ``value_names`` are names of values, by ``id``. With ``members``, it is
+    that of each of them.
     """
 
     inputs: tuple[Input, ...]
@@ -230,6 +232,7 @@ class Computation:
     names: Mapping[int, str] = field(default_factory=dict)
     value_names: Mapping[int, str] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
+    members: Members | None = None
 
 
 def expand(value: Value, shape: Sequence[int]) -> Value:

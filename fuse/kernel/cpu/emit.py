@@ -7,7 +7,7 @@ comment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -18,7 +18,7 @@ from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.printer import calls, text
 from fuse.kernel.expressions import Expression, Variable, position
 from fuse.kernel.extents import is_multiple, is_one, unless_below, varies
-from fuse.kernel.index import Affine
+from fuse.kernel.index import ZERO, Affine
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
@@ -39,6 +39,8 @@ from fuse.kernel.ir import (
     combined,
     identity,
 )
+from fuse.kernel.members import Members
+from fuse.kernel.recipes import Unsupported
 
 PARALLEL_WORK = 65_536
 """Least work (:func:`work`) of a loop that is split over threads; for less, waking them costs more. ATen's grain size
@@ -66,19 +68,53 @@ SHORT = 1024
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
 
 
-def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
-    """The C++ source of a kernel ``extern "C" int name(char *const *args)``; ``args`` are inputs, then outputs.
+def emit(body: KernelBody, name: str, threads: Threads = "if worth it", members: Members | None = None) -> str:
+    """The C++ source of a kernel ``extern "C" int name(char *const *args)``; ``args`` are inputs, then outputs, or
+    those of all ``members``, which run ``body``.
 
     The kernel returns 0; or 1, without writing anything, if an index is out of range.
     """
     lines = [f"// {line}" for line in body.lines]
     lines.append(f'extern "C" int {name}(char *const *args) {{')
-    for number, buffer in enumerate((*body.inputs, *body.outputs)):
-        lines.append(_INDENT + argument(buffer, number))
-    for statement in body.statements:
-        lines += _statement(statement, 1, threads)
+    if members is not None:
+        lines += _loop_over(members, body, threads)
+    else:
+        for number, buffer in enumerate((*body.inputs, *body.outputs)):
+            lines.append(_INDENT + argument(buffer, number))
+        for statement in body.statements:
+            lines += _statement(statement, 1, threads)
     lines += [f"{_INDENT}return 0;", "}"]
     return "\n".join(lines) + "\n"
+
+
+def _loop_over(members: Members, body: KernelBody, threads: Threads) -> list[str]:
+    """The lines of a loop over members, which is split over threads where those of one member are not."""
+    if any(isinstance(statement, Fail) for statement in _all(body.statements)):
+        raise Unsupported("one of several members may fail after others have written their results")
+    each = sum(works(body))
+    condition = ""
+    if threads == "decided in each call":
+        condition = f"if(parallel : {each} < {PARALLEL_WORK} && {members.count * each} >= {PARALLEL_WORK})"
+    elif threads == "if worth it" and each < PARALLEL_WORK <= members.count * each:
+        condition, threads = " ", "one"
+    lines = [f"#pragma omp parallel for {condition}".rstrip()] if condition else []
+    lines.append(f"for (int64_t member = 0; member < {members.count}; ++member) {{")
+    for buffer, at in zip((*body.inputs, *body.outputs), members.places, strict=True):
+        number, element = (
+            Affine.of("member") * step + first for first, step in ((at.first, at.step), (0, at.elements))
+        )
+        lines.append(_INDENT + argument(buffer, number, element))
+    for statement in body.statements:
+        lines += _statement(statement, 1, threads)
+    return [_INDENT + line for line in [*lines, "}"]]
+
+
+def _all(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Statements, and those inside them."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, (For, Scope)):
+            yield from _all(statement.body)
 
 
 def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequence[str] = ()) -> str:
@@ -96,10 +132,11 @@ def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequenc
     return "\n".join([f"{head}{opening}", *lines, rest.removeprefix("\n")])
 
 
-def argument(buffer: Buffer, number: int) -> str:
-    """The C++ declaration of a kernel's argument."""
+def argument(buffer: Buffer, number: int | Affine, element: Affine = ZERO) -> str:
+    """The C++ declaration of a kernel's argument, by its number, from this element on."""
     pointer = f"{'const ' if buffer.role == 'input' else ''}{cpp_types.storage(buffer.dtype)} *"
-    return f"{pointer}{buffer.name} = ({pointer})args[{number}];"
+    from_there = "" if element == ZERO else f" + {element}"
+    return f"{pointer}{buffer.name} = ({pointer})args[{number}]{from_there};"
 
 
 def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
@@ -107,11 +144,12 @@ def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
     return [line for statement in statements for line in _statement(statement, depth)]
 
 
-def is_parallel(body: KernelBody, threads: Threads = "if worth it") -> bool:
+def is_parallel(body: KernelBody, threads: Threads = "if worth it", members: Members | None = None) -> bool:
     """Whether the kernel uses several threads."""
     if threads == "decided in each call":
         return bool(works(body))
-    return threads != "one" and any(loop_work >= PARALLEL_WORK for loop_work in works(body))
+    most = members.count * sum(works(body)) if members else max(works(body), default=0)
+    return threads != "one" and most >= PARALLEL_WORK
 
 
 def works(body: KernelBody) -> list[int]:

@@ -17,6 +17,7 @@ from fuse.kernel.cpu.weight_gradients import gradient_of_weight
 from fuse.kernel.cpu.whole_rows import whole_rows
 from fuse.kernel.names import fit_names
 from fuse.kernel.products import is_reduced, products_below
+from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import schedule
 from fuse.kernel.target import Target, Written
 from fuse.kernel.traversals import within_stage
@@ -26,14 +27,18 @@ from fuse.kernel.values import Computation, Correlation
 def write(computation: Computation, name: str, config: Config) -> Written:
     """The C++ kernel of a region; see :class:`fuse.kernel.target.Target`."""
     computation = fit_names(computation, is_reserved)
-    values = [output.value for output in computation.outputs]
-    if sums := [v for v in within_stage(values, through_reductions=True) if isinstance(v, Correlation)]:
-        return gradient_of_weight(computation, sums[0], name, config)
+    values, members = [output.value for output in computation.outputs], computation.members
+    sums = [v for v in within_stage(values, through_reductions=True) if isinstance(v, Correlation)]
     products = products_below(values)
-    if not products:
+    if not products and not sums:
         body = schedule(computation)
         body = replace(body, statements=tuple(in_phases(body.statements)))
-        return Written(emit(body, name, config.threads), parallel=is_parallel(body, config.threads))
+        parallel = is_parallel(body, config.threads, members)
+        return Written(emit(body, name, config.threads, members), parallel=parallel)
+    if members is not None:
+        raise Unsupported("there is no loop over products")
+    if sums:
+        return gradient_of_weight(computation, sums[0], name, config)
     if len(products) > 1:
         return attention(computation, name, config)
     return (whole_rows if any(map(is_reduced, values)) else tiled)(computation, name, config)

@@ -153,14 +153,14 @@ void product(const Step &step, const int64_t *detail, char **pointers, bool grou
 // kernel found an index out of range and stopped.
 int64_t run(const Program *program, int64_t first, int64_t last, char *const *bases) {
     int64_t kernels = 0, libraries = 0;
-    char **pointers = reinterpret_cast<char **>(bases[program->workspace]);
+    char **pointers = reinterpret_cast<char **>(bases[program->workspace]) + 1;
     for (Step *step = program->steps + first; step < program->steps + last; ++step) {
         const Argument *argument = program->arguments + step->arguments;
         const int64_t *detail = program->details + step->detail;
         for (int64_t i = 0; i < step->count; ++i) pointers[i] = bases[argument[i].base] + argument[i].offset;
         switch (step->kind) {
-            case KERNEL:  // the pointer after those of its arguments is that of its sizes
-                pointers[step->count] = reinterpret_cast<char *>(const_cast<int64_t *>(detail));
+            case KERNEL:  // the pointers before and after those of its arguments are that of its sizes
+                pointers[-1] = pointers[step->count] = reinterpret_cast<char *>(const_cast<int64_t *>(detail));
                 if (run_kernel(*step, pointers)) return -1;
                 ++kernels;
                 break;

@@ -138,7 +138,7 @@ def scratch_bytes(steps: Sequence[Step]) -> int:
     for step in steps:
         if isinstance(step, PythonStep):
             continue
-        needed = max(needed, len(step.reads) + len(step.writes) + 1)
+        needed = max(needed, len(step.reads) + len(step.writes) + 2)
         if isinstance(step, ProductStep):
-            needed = max(needed, len(step.reads) + len(step.writes) + 3 * step.product.batch)
+            needed = max(needed, len(step.reads) + len(step.writes) + 1 + 3 * step.product.batch)
     return needed * _POINTER_BYTES
