@@ -28,11 +28,11 @@ from fuse.graph.outputs import outputs_of
 from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.extents import Conditions, NeedsNumber
 from fuse.kernel.index import NotAffine, SplitNeeded
-from fuse.kernel.members import FEWEST, Members, Place, alike_parts
+from fuse.kernel.members import FEWEST, Members, ArgumentPlace, alike_parts
 from fuse.kernel.names import plain_name
 from fuse.kernel.reading import computation_of, values_of
 from fuse.kernel.recipes import Unsupported, find_recipe
-from fuse.kernel.region_text import Numbers, Reference, layouts, text_and_numbers, with_numbers
+from fuse.kernel.region_text import Numbers, NodeNumber, layouts, text_and_numbers, with_numbers
 from fuse.kernel.sized import Lower, SizeFamily, Text, call_at_hand, sizes_vary
 from fuse.kernel.target import TARGETS, Target, target_of
 from fuse.kernel.traversals import children, within_stage
@@ -45,7 +45,7 @@ MAX_RECURSION = 50_000
 MAX_NAME_PARTS = 4
 """Operators that the name of a kernel is made of."""
 BEFORE_ARGUMENTS = -1
-"""Place of the pointer to its sizes, for a kernel whose number of arguments varies."""
+"""ArgumentPlace of the pointer to its sizes, for a kernel whose number of arguments varies."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,9 @@ def _for_sizes(region: GraphModule, members: Members | None) -> Kernel | None:
 
     def lower(values: Numbers, conditions: Conditions) -> Kernel | None:
         sized, at = with_numbers(region, values, places, reals=True)
-        return lower_for_sizes(sized, conditions, at and Members(at[0], tuple(Place(*place) for place in at[1])))
+        return lower_for_sizes(
+            sized, conditions, at and Members(at[0], tuple(ArgumentPlace(*place) for place in at[1]))
+        )
 
     return serve(
         _TEXTS.setdefault(spelling, Text()),
@@ -342,7 +344,7 @@ def structure(region: GraphModule, named: bool = True) -> str:
         if node.op == "placeholder":
             lines.append(f"{plain_name(node.name) if named else ''} {layouts(node)}")
         else:
-            args = map_arg((node.args, node.kwargs), lambda n: Reference(numbers[n]))  # type: ignore[arg-type,return-value]  # FX types arguments loosely
+            args = map_arg((node.args, node.kwargs), lambda n: NodeNumber(numbers[n]))  # type: ignore[arg-type,return-value]  # FX types arguments loosely
             lines.append(f"{node.target} {args!r} {layouts(node)} {node.meta.get('source', '') if named else ''}")
     return "\n".join(lines)
 

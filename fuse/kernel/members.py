@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fuse.graph.outputs import add_placeholder, finished, outputs_of
-from fuse.kernel.region_text import Reference, layouts
+from fuse.kernel.region_text import NodeNumber, layouts
 
 FEWEST = 8
 """Fewest parts that become a loop where their number is not known to vary."""
@@ -30,7 +30,7 @@ _STACK, _CAT = torch.ops.aten.stack.default, torch.ops.aten.cat.default
 
 
 @dataclass(frozen=True)
-class Place:
+class ArgumentPlace:
     """An argument of a member: the number of the kernel's argument that it is for the first member, the distance to
     that of the next member, and the distance of their first elements in one argument."""
 
@@ -44,7 +44,7 @@ class Members:
     """``count`` equal computations, and the ``places`` of the inputs, then the outputs, of each of them."""
 
     count: int
-    places: tuple[Place, ...]
+    places: tuple[ArgumentPlace, ...]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _spelled(
         if node not in numbers:  # an input, because operands come first
             numbers[node] = len(numbers)
             lines.append(layouts(node))
-        return Reference(numbers[node])
+        return NodeNumber(numbers[node])
 
     for node in part:
         if node in given:
@@ -148,16 +148,16 @@ def _spelled(
     return "\n".join(lines), [node for node in numbers if node in given], [node for node in part if node in ends]
 
 
-def _place(column: Sequence[tuple[int, int]]) -> Place | None:
+def _place(column: Sequence[tuple[int, int]]) -> ArgumentPlace | None:
     """The place of an argument with these numbers and first elements; None if members are not equally far apart.
 
     >>> _place([(3, 0), (5, 0), (7, 0)]), _place([(4, 0), (4, 8), (4, 16)]), _place([(3, 0), (5, 0), (6, 0)])
-    (Place(first=3, step=2, elements=0), Place(first=4, step=0, elements=8), None)
+    (ArgumentPlace(first=3, step=2, elements=0), ArgumentPlace(first=4, step=0, elements=8), None)
     """
     (first, start), (second, after), *_ = column
     step, elements = second - first, after - start
     expected = [(first + step * i, elements * i) for i in range(len(column))]
-    return Place(first, step, elements) if list(column) == expected and start == 0 else None
+    return ArgumentPlace(first, step, elements) if list(column) == expected and start == 0 else None
 
 
 def _part(

@@ -167,7 +167,7 @@ def _sized(value: Any, take: Callable[[Any], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Reference:
+class NodeNumber:
     """A node by its number, in a text of arguments."""
 
     number: int

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.lower import Kernel, lower
-from fuse.kernel.members import FEWEST, Members, Place, alike_parts
+from fuse.kernel.members import FEWEST, Members, ArgumentPlace, alike_parts
 from fuse.kernel.sized import lowering_for
 
 Rows = Sequence[Tensor]
@@ -82,7 +82,7 @@ def test_members_are_where_their_arguments_are() -> None:
     graph = make_fx(stacked, tracing_mode="fake")(*rows(9))
     found = alike_parts(graph)
     assert found is not None
-    assert found[1] == Members(9, (Place(8, -1, 0), Place(9, 0, 6)))
+    assert found[1] == Members(9, (ArgumentPlace(8, -1, 0), ArgumentPlace(9, 0, 6)))
 
 
 def a_part_that_differs(*rows: Tensor) -> tuple[Tensor, ...]:
