@@ -28,11 +28,11 @@ from fuse.graph.outputs import outputs_of
 from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.extents import Conditions, NeedsNumber
 from fuse.kernel.index import NotAffine, SplitNeeded
-from fuse.kernel.members import FEWEST, Members, ArgumentPlace, alike_parts
+from fuse.kernel.members import FEWEST, ArgumentPlace, Members, alike_parts
 from fuse.kernel.names import plain_name
 from fuse.kernel.reading import computation_of, values_of
 from fuse.kernel.recipes import Unsupported, find_recipe
-from fuse.kernel.region_text import Numbers, NodeNumber, layouts, text_and_numbers, with_numbers
+from fuse.kernel.region_text import NodeNumber, Numbers, layouts, text_and_numbers, with_numbers
 from fuse.kernel.sized import Lower, SizeFamily, Text, call_at_hand, sizes_vary
 from fuse.kernel.target import TARGETS, Target, target_of
 from fuse.kernel.traversals import children, within_stage

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.lower import Kernel, lower
-from fuse.kernel.members import FEWEST, Members, ArgumentPlace, alike_parts
+from fuse.kernel.members import FEWEST, ArgumentPlace, Members, alike_parts
 from fuse.kernel.sized import lowering_for
 
 Rows = Sequence[Tensor]
