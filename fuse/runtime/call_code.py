@@ -13,9 +13,9 @@ In a loop, only the body launches anything. States are passed to the next step w
 advance by a constant, and collected outputs are written into the tensor of all steps. States that are not collected are
 in a ring of tensors, so that no step overwrites a state that is still read.
 
-Names: ``s5`` is the tensor of buffer or view 5; ``r5`` the same in the layout that the caller receives; ``x5`` operand
-5 of a loop; ``w5`` a list of the parts of a tensor by step; ``k2`` collected output 2 with all steps; ``m5`` an address
-that advances with the steps.
+Names: ``s5`` is the tensor of buffer or view 5; ``r5`` the same in the layout that the caller receives, and ``l5`` this
+layout; ``x5`` operand 5 of a loop; ``w5`` a list of the parts of a tensor by step; ``k2`` collected output 2 with all
+steps; ``m5`` an address that advances with the steps.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fuse.runtime.layout import part, same_layout
 from fuse.runtime.live_ranges import refs_in
 from fuse.runtime.steps import CallStep, Layout, LoopStep, ProgramResult, PythonStep, Ref, Schedule, title
 from fuse.runtime.stretches import Native, PythonCall, Stretch, slot_of, slots_read
+from fuse.runtime.wiring import Wiring
 
 _BEGIN = (
     "    try:",
@@ -70,6 +71,10 @@ class ProgramMemory:
     confirmed: int | None
     saved: Mapping[int, int] = field(default_factory=dict)
 
+    def layouts(self) -> dict[str, Layout]:
+        """The layouts of ``fresh`` results by their names in a function."""
+        return {f"l{buffer}": layout for buffer, (layout, _) in self.fresh.items()}
+
 
 class Writer:
     """Generator of the function of one program.
@@ -78,24 +83,26 @@ class Writer:
     workspaces, ``new`` for a new workspace, and ``take`` for reused memory of saved results. ``loops`` are functions
     that run the loops in the program. With ``profiled``, every step is a profiler event; ``run`` records the events of
     native steps.
+
+    ``code`` is that of the function, once it has been generated.
     """
+
+    code: CodeType
 
     def __init__(
         self,
         plan: Schedule,
-        stretches: Sequence[Stretch],
+        wiring: Wiring,
         memory: ProgramMemory,
         names: Mapping[str, Any],
         loops: Mapping[int, Callable[..., Any]],
         profiled: bool = False,
     ) -> None:
-        self.plan, self.stretches, self.memory, self.loops, self.profiled = plan, stretches, memory, loops, profiled
-        self.names = {**names, "part": part, "stack": torch.stack, "record": _RecordFunctionFast}
+        self.plan, self.wiring, self.memory, self.loops, self.profiled = plan, wiring, memory, loops, profiled
+        self.native, self.called, self.stretches = wiring.native_buffers, wiring.called_slots, wiring.stretches
+        self.names = {**names, **memory.layouts(), "part": part, "stack": torch.stack, "record": _RecordFunctionFast}
         self.lines: list[str] = []
         self.indent = _INDENT
-        calls = [s for s in plan.steps if isinstance(s, PythonStep)]
-        self.native = {p.buffer for s in plan.steps if not isinstance(s, PythonStep) for p in (*s.reads, *s.writes)}
-        self.called = {slot for step in calls for slot in slots_read((step.args, step.kwargs), plan)}
         self.known: set[int] = set()
         self.looped = False
         self.lasting: set[int] = set()  # slots that are the same in all steps of a loop
@@ -147,8 +154,8 @@ class Writer:
 
     def _make(self, buffer: int) -> None:
         """Allocate a result that the caller receives, and declare it for Python calls and native steps."""
-        layout, taken = self.memory.fresh[buffer]
-        made = f"saved[{self.memory.saved[buffer]}]" if buffer in self.memory.saved else self._empty(layout)
+        _, taken = self.memory.fresh[buffer]
+        made = f"saved[{self.memory.saved[buffer]}]" if buffer in self.memory.saved else f"empty(*l{buffer})"
         self._add(f"r{buffer} = {made}", f"bases[{self.memory.bases[buffer]}] = r{buffer}.data_ptr()")
         if buffer in self.called:
             self._add(f"s{buffer} = part(r{buffer}, *{self._constant(taken)})" if taken else f"s{buffer} = r{buffer}")
@@ -232,11 +239,14 @@ class Writer:
         """Views of values that are the same in all steps, which are taken once before the loop."""
         found = []
         for stretch in self.stretches:
-            if isinstance(stretch, PythonCall) and isinstance(stretch.step, CallStep) and not stretch.step.launches:
-                step = stretch.step
-                if self.lasting.issuperset(slots_read((step.args, step.kwargs), self.plan)):
-                    self.lasting.update(slot_of(ref, self.plan) for _, ref in step.results)
-                    found.append(stretch)
+            if not isinstance(stretch, PythonCall):
+                continue
+            step = self.plan.steps[stretch.number]
+            if not isinstance(step, CallStep) or step.launches:
+                continue
+            if self.lasting.issuperset(slots_read((step.args, step.kwargs), self.plan)):
+                self.lasting.update(slot_of(ref, self.plan) for _, ref in step.results)
+                found.append(stretch)
         return found
 
     # ---- stretches -------------------------------------------------------------------------------------------------
@@ -250,15 +260,16 @@ class Writer:
                 "native += made",
             )
             return
-        step = stretch.step
+        step = self.plan.steps[stretch.number]
+        assert isinstance(step, PythonStep)
         if isinstance(step, LoopStep):
-            steps = self._constant(self.loops[id(step)])
+            steps = self._constant(self.loops[stretch.number])
             lines = [f"result, launched, calls = {steps}({self._argument(step.args)})"]
             lines += ["native += launched", "aten += calls", *self._given(step, "result"), "del result"]
         elif len(step.results) == 1:
-            lines = [*self._given(step, self._called(step))]
+            lines = [*self._given(step, self._called(stretch.number, step))]
         else:
-            lines = [f"result = {self._called(step)}", *self._given(step, "result"), "del result"]
+            lines = [f"result = {self._called(stretch.number, step)}", *self._given(step, "result"), "del result"]
         if isinstance(step, CallStep) and step.launches:
             lines.append(f"aten += {step.launches}")
         if self.profiled and isinstance(step, CallStep) and step.launches:
@@ -270,12 +281,14 @@ class Writer:
             self._add(f"del {', '.join(f's{slot}' for slot in dead)}")
             self.known.difference_update(dead)
 
-    def _called(self, step: CallStep) -> str:
-        """The expression that calls an operator."""
+    def _called(self, number: int, step: CallStep) -> str:
+        """The expression that calls an operator, which is step ``number``."""
         function: Callable[..., Any] = step.function
         if isinstance(function, OpOverload):
-            args, kwargs = self._values_of(step.args), self._values_of(step.kwargs)
-            function = fastest(function, args, kwargs)
+            known = self.wiring.functions
+            if number not in known:
+                known[number] = fastest(function, self._values_of(step.args), self._values_of(step.kwargs))
+            function = known[number]
         given = [self._argument(one) for one in step.args]
         for name, one in step.kwargs.items():
             plain = name.isidentifier() and not iskeyword(name)
@@ -328,6 +341,8 @@ class Writer:
         """An argument with references as local names; tuples become lists."""
         if isinstance(argument, Ref):
             return f"s{slot_of(argument, self.plan)}"
+        if not isinstance(argument, (tuple, list, dict)):
+            return self._constant(argument)
         if not refs_in(argument):
             return self._constant(replaced(argument, {}))
         if isinstance(argument, dict):
@@ -344,15 +359,21 @@ class Writer:
     def _function(self, parameters: str) -> Callable[..., Any]:
         """The function of these lines; each call takes a workspace from the pool, and returns it."""
         source = "\n".join([f"def called({parameters}):", *_BEGIN, *self.lines, *_END])
-        exec(_code(source), self.names)
-        function: Callable[..., Any] = self.names["called"]
-        return function
+        self.code = _code(source)
+        return function_of(self.code, self.names)
 
 
 @lru_cache(maxsize=256)
 def _code(source: str) -> CodeType:
     """The code of a function. Programs that differ in sizes only have the same text."""
     return compile(source, "<fuse calls>", "exec")
+
+
+def function_of(code: CodeType, names: dict[str, Any]) -> Callable[..., Any]:
+    """The function of generated code, with ``names`` as its globals."""
+    exec(code, names)
+    function: Callable[..., Any] = names["called"]
+    return function
 
 
 def replaced(argument: Any, values: Mapping[Ref, Any]) -> Any:

@@ -129,7 +129,8 @@ class Engine:
             if tensors is not None:
                 return self._served(likely.compiled, tensors, args, kwargs)
         leaves, spec = flatten(args, kwargs)
-        found = next(matching(self._states, leaves, spec, modes()), None)
+        searched = self._states
+        found = next(matching(searched, leaves, spec, modes()), None)
         if found is not None and found[0].family is None:
             self._note(found[0])
             return self._served(*found, args, kwargs)
@@ -151,7 +152,7 @@ class Engine:
             if seconds is not None:
                 return self._not_yet(call, between, seconds)
             try:
-                found, is_new = self._make(call, between)
+                found, is_new = self._make(call, between, searched)
             except NotYet:
                 return self._not_yet(call, between, self._new_sizes.waits(call, self._held()))
             if found[0].family is None:
@@ -382,10 +383,12 @@ class Engine:
         with self._lock:
             return kind.between(numbers_of(call.leaves))
 
-    def _make(self, call: ModelCall, between: Between | None) -> tuple[Found, bool]:
-        """A variant for a call; whether it is new, and not of another thread."""
+    def _make(self, call: ModelCall, between: Between | None, searched: States) -> tuple[Found, bool]:
+        """A variant for a call, for which there was none when the states were ``searched``; whether it is new, and not
+        of another thread."""
         with self._lock:
-            found = next(matching(self._states, call.leaves, call.spec, modes()), None)
+            changed = self._states is not searched
+            found = next(matching(self._states, call.leaves, call.spec, modes()), None) if changed else None
             is_new = found is None
             if found is None:
                 if between is not None and not (between.within and between.follow(self.model, call.args, call.kwargs)):
@@ -393,13 +396,11 @@ class Engine:
                 started = time.perf_counter()
                 with without_garbage_collection(), unlogged(), self._new_sizes.lowering(call):
                     how = self._new_sizes.compiling(call, self._held())
-                    sized = between.program() if between else None
+                    sized = self._of_size(call, between) if between else None
                     try:
                         with compiling(how):
-                            if sized is not None:
-                                compiled = of_size(self._maker, call, sized)
-                            else:
-                                compiled = make(self._maker, call, resized=between.captured() if between else None)
+                            resized = between.captured() if between and sized is None else None
+                            compiled = sized or make(self._maker, call, resized=resized)
                             if not how.allowed and compiled.training is not None:
                                 compiled.training.wait()
                     except NotYet:
@@ -418,10 +419,21 @@ class Engine:
                     state = self._remember(compiled)
                     if of_many:
                         self._new_sizes.compiled(call, self._held(), how, seconds)
-                    if not self.freeze:
-                        self._kinds.add(state.guard, compiled, call.leaves, self.model, self._maker.tensors())
+                    if not self.freeze and sized is None:
+                        self._kinds.add(state.guard, compiled, call.leaves, self.model, self._maker.ids())
                 found = compiled, _given(compiled, call)
             return found, is_new
+
+    def _of_size(self, call: ModelCall, between: Between) -> Compiled | None:
+        """The variant of a program without a graph; None if there is no such program."""
+        try:
+            if (sized := between.program()) is None:
+                return None
+            origins = between.common.origins(sized.signature.inputs, self.model, len(call.leaves))
+            return of_size(self._maker, call, sized, origins, between.kind.tensors)
+        except Exception:  # a fault in fuse must not reach the user
+            between.common.programs.give_up()
+            return None
 
     def _guards(self) -> list[StateGuard]:
         """The guards that hold in the model's state, which have variants."""

@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
 from fuse.graph.strides import extent
-from fuse.runtime.live_ranges import handed_out, lives, planned_memory, touched
+from fuse.runtime.live_ranges import handed_out, lives, made_buffers, touched
 from fuse.runtime.refusals import without_kernels
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import CallStep, KernelStep, LoopStep, PythonStep, Schedule
@@ -122,7 +122,7 @@ def _held(plan: Schedule, results: int, further: Sequence[tuple[int, int, int]] 
 
     ``results`` bytes are held all the time; each of ``further`` is (bytes, first step, last step).
     """
-    _, arena = planned_memory(plan, set(fresh_results(plan)), plan.runtime.scratch_bytes(plan.steps))
+    arena = made_buffers(plan, set(fresh_results(plan))).arena(plan, plan.runtime.scratch_bytes(plan.steps))
     return results + arena.size + most_at_once([*_called(plan), *further], len(plan.steps))
 
 

@@ -32,13 +32,15 @@ from itertools import combinations, product
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fuse.graph.signature import InputSpec
 from fuse.kernel.extents import LEAST_LOWERED, Conditions, plain, terms_of
 from fuse.kernel.polynomials import Terms
 from fuse.kernel.region_text import Numbers
 from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
+from fuse.runtime.guards import sources_of
 from fuse.runtime.number_ranges import NumberRanges, number_ranges
 from fuse.runtime.probing_sizes import arguments_at, probe_sizes
 from fuse.runtime.program import Program
@@ -126,6 +128,7 @@ class Generalised:
         ranges: the values and orders that these had.
         met: whether all comparisons in ``forward`` have the same outcomes at other sizes; None before it was run.
         programs: programs for its sizes without a graph.
+        _origins: those of the placeholders' tensors, once they are known.
     """
 
     members: tuple[CapturedGraphs, ...]
@@ -137,6 +140,7 @@ class Generalised:
     ranges: NumberRanges
     met: Callable[..., bool] | None = None
     programs: SizedPrograms = field(default_factory=SizedPrograms)
+    _origins: tuple[int | Tensor, ...] | None = None
 
     @property
     def checked(self) -> bool:
@@ -183,6 +187,14 @@ class Generalised:
         """The least and the largest value of each size among these members, and the step between its values."""
         had = zip(*self.had(made_up), strict=True)
         return [(min(of), max(of), step) for of, (_, step) in zip(had, self.steps, strict=True)]
+
+    def origins(self, inputs: Sequence[InputSpec], model: nn.Module, count: int) -> list[int | Tensor]:
+        """The origins of the placeholders' tensors in a call with ``count`` leaves (:func:`sources_of`): they differ
+        from call to call in constants only."""
+        if self._origins is None:
+            self._origins = tuple(sources_of(inputs, model, count))
+        pairs = zip(inputs, self._origins, strict=True)
+        return [origin if spec.value is None else spec.value for spec, origin in pairs]
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
         """Run ``forward`` with symbolic sizes at ``sizes`` and at two others, and set ``met`` from its comparisons.

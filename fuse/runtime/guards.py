@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -140,6 +140,7 @@ class CallGuard:
         count: number of leaves.
         spec: structure of the arguments; None for plain positional leaves.
         modes: torch's modes.
+        sizes: expected sizes of leaves that are tensors, by position.
         values: expected values of leaves that are no tensors, by position.
         state: tensors of placeholders that do not come with the call.
         pick: selects the tensors of the placeholders from ``(*leaves, *state)``.
@@ -152,6 +153,7 @@ class CallGuard:
     count: int
     spec: pytree.TreeSpec | None
     modes: tuple[Any, ...]
+    sizes: tuple[tuple[int, torch.Size], ...]
     values: tuple[tuple[int, Any], ...]
     state: tuple[Tensor, ...]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -174,6 +176,10 @@ class CallGuard:
         self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
         """The tensors of the placeholders if the variant serves the call, else None."""
+        if len(leaves) == self.count:
+            for index, size in self.sizes:  # what most often differs
+                if type(leaf := leaves[index]) is Tensor and leaf.shape != size:
+                    return None
         if not self._fits(leaves, spec, current_modes, same_value):
             return None
         tensors = self.pick((*leaves, *self.state))
@@ -245,13 +251,14 @@ def call_guard(
     leaves: Sequence[Any],
     spec: pytree.TreeSpec | None,
     sources: Sequence[int | Tensor],
-    model_tensors: Sequence[Tensor],
+    model_tensors: Set[int],
     context: tuple[tuple[ContextVar[Any], Any], ...] = (),
 ) -> CallGuard:
     """A guard for calls like this one.
 
     ``sources`` has, for each placeholder, the position of a leaf, or a tensor that is the same in all calls.
-    ``context`` has the context variables that the call may read.
+    ``model_tensors`` has the ``id`` of each tensor of the model, and ``context`` the context variables that the call
+    may read.
     """
     state = tuple(source for source in sources if isinstance(source, Tensor))
     positions, next_state = [], len(leaves)
@@ -266,12 +273,12 @@ def call_guard(
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor) and first.setdefault(id(leaf), index) != index:
             repeated.append((first[id(leaf)], index))
-    known = {id(tensor): tensor for tensor in model_tensors}
     pick = picker(positions)
     return CallGuard(
         count=len(leaves),
         spec=spec,
         modes=modes(),
+        sizes=tuple((i, leaves[i].shape) for i in sorted(set(positions)) if i < len(leaves)),
         values=tuple(
             (i, ArrayContents.of(leaf) or leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)
         ),
@@ -279,7 +286,7 @@ def call_guard(
         pick=pick,
         check=tensor_check(pick((*leaves, *state))),
         repeated=tuple(repeated),
-        pinned=tuple((i, known[id(leaf)]) for i, leaf in enumerate(leaves) if id(leaf) in known),
+        pinned=tuple((i, leaf) for i, leaf in enumerate(leaves) if id(leaf) in model_tensors),
         context=context,
     )
 

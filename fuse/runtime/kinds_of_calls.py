@@ -275,9 +275,10 @@ class KindsOfCalls:
         self._by_state: WeakKeyDictionary[StateGuard, list[KindOfCalls]] = WeakKeyDictionary()
 
     def add(
-        self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module, tensors: Sequence[Tensor]
+        self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module, tensors: frozenset[int]
     ) -> None:
-        """Add a captured call with these leaves, if the variant depends on sizes only; ``tensors`` are the model's."""
+        """Add a captured call with these leaves, if the variant depends on sizes only; ``tensors`` has the ``id`` of
+        each tensor of the model."""
         captured = CapturedCall.of(compiled)
         if captured is None:
             return
@@ -287,7 +288,7 @@ class KindsOfCalls:
         found = next((one for one in alike if one.holds()), None)
         if found is None:
             sources = sources_of(captured.graphs[0].meta["signature"].inputs, model, len(leaves))
-            found = KindOfCalls(compiled.guard, facts, tuple(sources), frozenset(map(id, tensors)))
+            found = KindOfCalls(compiled.guard, facts, tuple(sources), tensors)
             kinds.insert(0, found)
             del kinds[MOST_KINDS:]
         found.add(captured, compiled.guard.state)

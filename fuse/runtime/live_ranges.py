@@ -5,10 +5,12 @@ steps that read or write a buffer: 3, 4, 7   ->   live from 3 to 7   ->   memory
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fuse.runtime.plan import Arena, LiveRange, assign_offsets
-from fuse.runtime.steps import CallStep, KernelStep, Place, PythonStep, Ref, Schedule, Step
+from fuse.runtime.steps import CallStep, KernelStep, PythonStep, Ref, Schedule, Step
 
 
 def touched(step: Step, plan: Schedule) -> set[int]:
@@ -29,13 +31,17 @@ def lives(plan: Schedule) -> dict[int, tuple[int, int]]:
 
 def refs_in(argument: Any) -> list[Ref]:
     """Every reference to a buffer or view in an argument."""
-    if isinstance(argument, Ref):
-        return [argument]
-    if isinstance(argument, dict):
-        argument = list(argument.values())
-    if isinstance(argument, tuple | list):
-        return [ref for item in argument for ref in refs_in(item)]
-    return []
+    found: list[Ref] = []
+    waiting = [argument]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Ref):
+            found.append(one)
+        elif isinstance(one, (tuple, list)):
+            waiting += reversed(one)
+        elif isinstance(one, dict):
+            waiting += reversed(one.values())
+    return found
 
 
 def buffers_in(argument: Any, plan: Schedule) -> set[int]:
@@ -71,11 +77,26 @@ def of_aten(function: Any) -> bool:
     return getattr(function, "namespace", "aten") == "aten"
 
 
-def planned_memory(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int, int], Arena]:
-    """Offsets in the workspace for all buffers of origin ``made`` that are not ``returned``.
+@dataclass(frozen=True)
+class MadeBuffers:
+    """Buffers in the workspace: their first and last steps, and the positions of those whose memory each may take over.
 
-    Returns the index of each buffer's live range, and the arena. The first ``scratch`` bytes stay free.
+    ``position`` is that of each buffer.
     """
+
+    position: Mapping[int, int]
+    spans: Sequence[tuple[int, int]]
+    heirs: Sequence[Sequence[int]]
+
+    def arena(self, plan: Schedule, scratch: int) -> Arena:
+        """Offsets in the workspace for the sizes of a schedule. The first ``scratch`` bytes stay free."""
+        sizes = (plan.buffers[buffer].size for buffer in self.position)
+        ranges = zip(sizes, self.spans, self.heirs, strict=True)
+        return assign_offsets([LiveRange(size, *span, tuple(heirs)) for size, span, heirs in ranges], scratch)
+
+
+def made_buffers(plan: Schedule, returned: set[int]) -> MadeBuffers:
+    """The buffers of origin ``made`` that are not ``returned``."""
     live = {b: span for b, span in lives(plan).items() if plan.buffers[b].origin == "made" and b not in returned}
     range_of = {buffer: position for position, buffer in enumerate(live)}
     heirs: list[list[int]] = [[] for _ in live]
@@ -87,14 +108,4 @@ def planned_memory(plan: Schedule, returned: set[int], scratch: int) -> tuple[di
                 whole = source.offset == target.offset == 0 and reads.count(source.buffer) == 1
                 if whole and source.buffer in range_of and target.buffer in range_of:
                     heirs[range_of[target.buffer]].append(range_of[source.buffer])
-    live_ranges = [LiveRange(plan.buffers[b].size, *span, tuple(heirs[range_of[b]])) for b, span in live.items()]
-    return range_of, assign_offsets(live_ranges, scratch)
-
-
-def address(
-    place: Place, bases: dict[int, int], range_of: dict[int, int], arena: Arena, workspace: int
-) -> tuple[int, int]:
-    """A place as the native runner addresses it: index of a base pointer, and bytes from there."""
-    if place.buffer in bases:
-        return bases[place.buffer], place.offset
-    return workspace, arena.offsets[range_of[place.buffer]] + place.offset
+    return MadeBuffers(range_of, list(live.values()), heirs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, takewhile
@@ -121,6 +121,10 @@ class Maker:
         """Parameters and buffers, without buffers that calls assign."""
         return [*self.model.parameters(), *self._buffers()]
 
+    def ids(self) -> frozenset[int]:
+        """The ``id`` of each of these."""
+        return frozenset(map(id, self.tensors()))
+
     def needs_gradients(self, leaves: Sequence[Any]) -> bool:
         """Whether a call with these leaves is recorded by autograd."""
         if not torch.is_grad_enabled():
@@ -216,7 +220,7 @@ def make(
         if training is None and maker.needs_gradients(given[0]):  # only the attributes need them
             return make(maker, call, family, alike)
     sources = sources_of(signature.inputs, maker.model, len(call.leaves))
-    guard = call_guard(*given, sources, maker.tensors(), signature.context)
+    guard = call_guard(*given, sources, maker.ids(), signature.context)
     confirmation = None
     if (learning := signature.learning) is not None and learning.learned:
         program.confirm = confirmation = Confirmation(learning, ending)
@@ -244,11 +248,17 @@ def make(
     )
 
 
-def of_size(maker: Maker, call: ModelCall, sized: SizedProgram | Training) -> Compiled:
-    """The variant of a program or training that was made without a graph."""
+def of_size(
+    maker: Maker,
+    call: ModelCall,
+    sized: SizedProgram | Training,
+    sources: Sequence[int | Tensor],
+    model_tensors: Set[int],
+) -> Compiled:
+    """The variant of a program or training that was made without a graph; ``sources`` are those of the
+    call's placeholders, and ``model_tensors`` has the ``id`` of each tensor of the model."""
     signature = sized.signature
-    sources = sources_of(signature.inputs, maker.model, len(call.leaves))
-    guard = call_guard(call.leaves, call.spec, sources, maker.tensors(), signature.context)
+    guard = call_guard(call.leaves, call.spec, sources, model_tensors, signature.context)
     return Compiled(
         guard,
         sized.program,
@@ -369,7 +379,7 @@ def _declined(
     first = {id(leaf): i for i, leaf in reversed(list(enumerate(call.leaves))) if isinstance(leaf, Tensor)}
     held = maker.tensors()
     state = [tensor for tensor in held if id(tensor) not in first]
-    guard = call_guard(call.leaves, call.spec, [*sorted(first.values()), *state], held)
+    guard = call_guard(call.leaves, call.spec, [*sorted(first.values()), *state], maker.ids())
     return Compiled(guard, None, reason=reason, unwatched=unwatched | set(maker.kept))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -23,15 +24,14 @@ from torch._C._autograd import _profiler_enabled as _profiled
 from torch._C._profiler import _RecordFunctionFast
 from torch.fx import GraphModule
 
-from fuse import ops
 from fuse.devices import without_autocast
 from fuse.graph.strides import extent
 from fuse.kernel.lower import Kernel
-from fuse.runtime.call_code import ProgramMemory, Writer
+from fuse.runtime.call_code import ProgramMemory, Writer, function_of
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.interrupts import awaited
 from fuse.runtime.layout import same_layout
-from fuse.runtime.live_ranges import address, buffers_in, called_upon, handed_out, of_aten, planned_memory, touched
+from fuse.runtime.live_ranges import buffers_in, handed_out, touched
 from fuse.runtime.predicted import PositionOutOfRange, fitted
 from fuse.runtime.reference import Confirm
 from fuse.runtime.saved_memory import SavedMemory, can_be_used_again, forget
@@ -41,13 +41,14 @@ from fuse.runtime.steps import (
     Fallback,
     Launches,
     LoopStep,
+    Place,
     PythonStep,
     Ref,
     Schedule,
     kernels_of,
     title,
 )
-from fuse.runtime.stretches import due, stretches_of
+from fuse.runtime.wiring import Wiring, wiring_of
 
 _OF_ANY_LAYOUT = (torch.ops.aten.convolution_backward.default,)
 """Operators that take their first operand in any layout, and copy it if they need another."""
@@ -96,58 +97,64 @@ class Program:
         fallbacks: regions that run op by op, and why.
         kernels: the distinct generated kernels, in order of first use.
         workspace_bytes: memory for intermediate values.
-        draws: whether an operator advances torch's random generator.
         confirm: if set, called with the values before anything is written to an input; it may raise.
     """
 
     confirm: Confirm | None = None
 
-    def __init__(self, plan: Schedule, functions: dict[str, int] | None = None, loop: LoopStep | None = None) -> None:
+    def __init__(
+        self,
+        plan: Schedule,
+        functions: dict[str, int] | None = None,
+        wiring: Wiring | None = None,
+        loop: LoopStep | None = None,
+    ) -> None:
         self.regions = plan.regions
         self.fallbacks: tuple[Fallback, ...] = plan.fallbacks
         self.kernels: dict[str, Kernel] = {kernel.name: kernel for kernel in kernels_of(plan)}
         if functions is None:
             functions = plan.runtime.functions(self.kernels.values())
         self._plan, self._loop = plan, loop  # the loop whose body this is, if it is one
-        self._loops = {id(s): Program(s.body, functions, s) for s in plan.steps if isinstance(s, LoopStep)}
-        self.draws = any(isinstance(s, CallStep) and _is_random(s.function) for s in plan.steps)
-        self.draws |= any(body.draws for body in self._loops.values())
-        own = any(isinstance(s, CallStep) and not of_aten(s.function) for s in plan.steps)
-        self._behind_autocast: bool = not own and all(body._behind_autocast for body in self._loops.values())
-        fresh = fresh_results(plan)
-        layouts = {b: (tuple(v.shape), v.stride(), v.dtype) for b, v in fresh.items()}
-        scratch = plan.runtime.scratch_bytes(plan.steps)
-        range_of, arena = planned_memory(plan, set(fresh), scratch)
+        self._wiring = wiring = wiring or wiring_of(plan)
+        self._loops = {
+            number: Program(step.body, functions, wiring.loops[number], step)
+            for number in wiring.loops
+            if isinstance(step := plan.steps[number], LoopStep)
+        }
+        arena = wiring.made.arena(plan, plan.runtime.scratch_bytes(plan.steps))
         self.workspace_bytes = arena.size
-        inputs = sum(b.origin == "input" for b in plan.buffers)
-        bases = {b: b for b in range(inputs)}
-        bases.update({b: inputs + i for i, b in enumerate(fresh)})
-        self._workspace_base = inputs + len(fresh)
-        called = [b for b, buffer in enumerate(plan.buffers) if buffer.origin == "called"]
-        bases.update({b: self._workspace_base + 1 + i for i, b in enumerate(called)})
-        self._bases = self._workspace_base + 1 + len(called)
+        bases, position = wiring.bases, wiring.made.position
 
-        tables = plan.runtime.tables(self._workspace_base, functions)
+        def address(place: Place) -> tuple[int, int]:
+            if (base := bases.get(place.buffer)) is not None:
+                return base, place.offset
+            return wiring.workspace, arena.offsets[position[place.buffer]] + place.offset
+
+        tables = plan.runtime.tables(wiring.workspace, functions)
         for step in plan.steps:
             if not isinstance(step, PythonStep):
-                tables.add(step, lambda place: address(place, bases, range_of, arena, self._workspace_base))
+                tables.add(step, address)
         self._tables = tables.freeze()
-        self._titles = tuple(title(step) for step in plan.steps if not isinstance(step, PythonStep))
-        self._native = not any(isinstance(step, PythonStep) for step in plan.steps)
-        needed = called_upon(plan)
-        held = [b for b in needed if b in range_of]
-        self._held = tuple((arena.offsets[range_of[b]], plan.buffers[b].value) for b in held)
-        self._stretches = stretches_of(plan)
-        taken = _reshaped_results(plan, fresh, needed)
-        fresh_layouts = {b: (layout, taken.get(b)) for b, layout in layouts.items()}
-        made = {0: list(fresh)} if self._native else due(plan, self._stretches, list(fresh))
-        before = None if plan.confirmed is None else plan.steps[: plan.confirmed]
-        confirmed = None if before is None else sum(not isinstance(step, PythonStep) for step in before)
-        self._memory = ProgramMemory(bases, fresh_layouts, held, made, confirmed)
+        self._held = tuple((arena.offsets[position[b]], plan.buffers[b].value) for b in wiring.held)
+        layouts = {
+            buffer: ((tuple(value.shape), value.stride(), value.dtype), _reshaped(plan, buffer, value, wiring.taken))
+            for buffer, value in fresh_results(plan).items()
+        }
+        self._memory = ProgramMemory(bases, layouts, wiring.held, wiring.due, wiring.confirmed)
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._saved: SavedMemory | None = None
         self._pool: list[_Workspace] = []
         self._run, self._empty = plan.runtime.run(), plan.runtime.empty
+
+    @property
+    def draws(self) -> bool:
+        """Whether an operator advances torch's random generator."""
+        return self._wiring.draws
+
+    @property
+    def wiring(self) -> Wiring:
+        """What programs of schedules with this outline have in common."""
+        return self._wiring
 
     @property
     def schedule(self) -> Schedule:
@@ -198,10 +205,10 @@ class Program:
             Mispredicted: an ATen operator returned another layout than predicted.
         """
         called = self._functions.get(profiled := _profiled()) or self._written(profiled)
-        if self._native or (not torch.is_grad_enabled() and not _autocasts()):
+        if self._wiring.native or (not torch.is_grad_enabled() and not _autocasts()):
             values, native, aten = called(tensors, self.confirm)
         else:  # without gradients, because a call may return a parameter
-            with torch.no_grad(), without_autocast() if self._behind_autocast else contextlib.nullcontext():
+            with torch.no_grad(), without_autocast() if self._wiring.behind_autocast else contextlib.nullcontext():
                 values, native, aten = called(tensors, self.confirm)
         return values, Launches(native & 0xFFFFFFFF, native >> 32, aten) if aten else native
 
@@ -214,11 +221,15 @@ class Program:
         made: tuple[tuple[Tensor, ...], int, int] = called(operands)
         return made
 
+    @cached_property
+    def _titles(self) -> tuple[str, ...]:
+        return tuple(title(step) for step in self._plan.steps if not isinstance(step, PythonStep))
+
     def _recorded(self, tables: Any, first: int, last: int, bases: Any) -> int:
         """Like ``_run``, step by step, with a profiler event for each step."""
-        launches = 0
+        launches, titles = 0, self._titles
         for number in range(first, last):
-            with _RecordFunctionFast(self._titles[number]):
+            with _RecordFunctionFast(titles[number]):
                 made: int = self._run(tables, number, number + 1, bases)
             if made < 0:
                 return made
@@ -245,10 +256,17 @@ class Program:
             "fitted": fitted,
             "PositionOutOfRange": PositionOutOfRange,
         }
-        steps = {number: body.run_steps for number, body in self._loops.items()}
-        writer = Writer(self._plan, self._stretches, self._memory, names, steps, profiled)
-        self._functions[profiled] = writer.loop(self._loop) if self._loop else writer.program()
-        return self._functions[profiled]
+        codes, saved = self._wiring.codes, tuple(self._memory.saved.items())
+        if self._wiring.native and saved in codes:
+            made = function_of(codes[saved], {**names, **self._memory.layouts()})
+        else:
+            steps = {number: body.run_steps for number, body in self._loops.items()}
+            writer = Writer(self._plan, self._wiring, self._memory, names, steps, profiled)
+            made = writer.loop(self._loop) if self._loop else writer.program()
+            if self._wiring.native and self._loop is None:
+                codes[saved] = writer.code
+        self._functions[profiled] = made
+        return made
 
     def _new_workspace(self) -> _Workspace:
         memory = self._empty((self.workspace_bytes,), (1,), torch.uint8)
@@ -258,24 +276,12 @@ class Program:
             # A separate storage, because some operators copy the whole storage of an argument.
             own = memory.untyped_storage()[offset : offset + extent(value)]
             tensors.append(typed.set_(own, 0, value.shape, value.stride()))
-        bases = array("q", bytes(8 * self._bases))
-        bases[self._workspace_base] = memory.data_ptr()
+        bases = array("q", bytes(8 * self._wiring.count))
+        bases[self._wiring.workspace] = memory.data_ptr()
         return _Workspace(memory, tuple(tensors), bases, bases.buffer_info()[0])
 
 
-def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor], needed: Sequence[int]) -> dict[int, tuple[Any, ...]]:
-    """By buffer: the layout that Python calls need, where the caller receives the buffer in another layout."""
-    found: dict[int, tuple[Any, ...]] = {}
-    for buffer, value in fresh.items():
-        own = plan.buffers[buffer].value
-        if buffer in needed and not same_layout(own, value):
-            found[buffer] = tuple(own.shape), own.stride(), 0
-    return found
-
-
-def _is_random(function: Any) -> bool:
-    parts = function.modules() if isinstance(function, torch.nn.Module) else ()
-    nodes = (node for part in parts if isinstance(part, GraphModule) for node in part.graph.nodes)
-    if not of_aten(function):  # a custom operator may draw random numbers
-        return True
-    return ops.is_random(function) or any(ops.is_random(node.target) for node in nodes)
+def _reshaped(plan: Schedule, buffer: int, value: Tensor, taken: Set[int]) -> tuple[Any, ...] | None:
+    """The layout in which Python calls take a result, where the caller receives it in another layout."""
+    own = plan.buffers[buffer].value
+    return (tuple(own.shape), own.stride(), 0) if buffer in taken and not same_layout(own, value) else None

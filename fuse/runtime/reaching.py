@@ -176,7 +176,7 @@ def _captured(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall 
     if training.joint.own_gradients if training else maker.needs_gradients(call.leaves):
         return None
     signature = graph.meta["signature"]
-    guard = call_guard(call.leaves, call.spec, kind.sources, maker.tensors(), signature.context)
+    guard = call_guard(call.leaves, call.spec, kind.sources, maker.ids(), signature.context)
     if signature.mutated or signature.learning or signature.drawn or not kind.guard.differs_in_sizes(guard):
         return None
     graphs = training.graphs() if training else (graph,)

@@ -1,15 +1,14 @@
-"""Split a schedule into an outline without numbers, and its numbers; copy a schedule with other numbers.
+"""Split a schedule into an outline without numbers, and its numbers.
 
 kernel tanh(n = 100)  reads 0 + 0  writes 1 + 256        ->   outline "kernel tanh, reads 0, writes 1",  (100, 0, 256)
-outline, (148, 0, 512)                                   ->   a copy whose kernel runs with n = 148
 
-A kernel for varying sizes is asked for the kernel at the other sizes, workspace included. The values of a copy are
-tensors without memory.
+Schedules of one outline differ in their numbers only: :mod:`fuse.runtime.sized_code` copies them with other numbers.
+The values of a copy are tensors without memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +37,7 @@ from fuse.runtime.steps import (
     Step,
 )
 
+_BYTES = torch.empty(0, dtype=torch.uint8, device="meta")
 _PLAIN = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -64,23 +64,13 @@ def outline_and_numbers(parts: Sequence[SizedPart]) -> tuple[tuple[Hashable, ...
         numbers.append(number)
         return number
 
-    mapped = _Mapped(take, outline.append)
+    mapped = Mapped(take, outline.append)
     for part in parts:
         mapped.part(part)
     return tuple(outline), tuple(numbers)
 
 
-def with_numbers(parts: Sequence[SizedPart], numbers: Iterator[Any]) -> list[SizedPart]:
-    """Copies with these numbers, in the order of :func:`outline_and_numbers`.
-
-    Raises:
-        NotResized: a kernel does not serve these sizes.
-    """
-    mapped = _Mapped(lambda _: next(numbers), lambda _: None)
-    return [mapped.part(part) for part in parts]
-
-
-class _Mapped:
+class Mapped:
     """Copies with each number ``n`` replaced by ``take(n)``; ``same`` is called with everything else."""
 
     def __init__(self, take: Callable[[Any], Any], same: Callable[[Hashable], None]) -> None:
@@ -106,7 +96,7 @@ class _Mapped:
     def buffer(self, buffer: Allocation, workspace: int | None) -> Allocation:
         self.same((buffer.origin, workspace is None))
         if workspace is not None:
-            return Allocation("made", torch.empty(workspace, dtype=torch.uint8, device="meta"), workspace)
+            return Allocation("made", SizedTensor(_BYTES, (workspace,), (1,)), workspace)
         return replace(buffer, value=self.tensor(buffer.value), size=self.take(buffer.size))
 
     def view(self, view: BufferView) -> BufferView:

@@ -15,9 +15,9 @@ are asked whether they serve these sizes. Where there is no polynomial, each siz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
@@ -30,8 +30,10 @@ from fuse.runtime.fitting import MOST_SIZES, determine, fewest_samples, polynomi
 from fuse.runtime.guards import picker
 from fuse.runtime.program import Program
 from fuse.runtime.resized import NotResized, constant_numbers, with_constants
-from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers, with_numbers
+from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers
+from fuse.runtime.sized_code import copier
 from fuse.runtime.steps import kernels_of
+from fuse.runtime.wiring import Wiring, wiring_of
 
 MOST_SAMPLES = 24
 """Most samples of one outline that are kept, and most calls whose graphs are resized only to be samples."""
@@ -58,15 +60,16 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Template:
-    """The parts of calls with one outline, with formulas.
+    """The parts of calls with one outline, as functions of the sizes.
 
-    ``evaluate`` computes the numbers from sizes; the last ``constants`` of them, one number for each part, are of
-    constants that are computed from sizes. ``bounds``: the least and the largest value of each size among the samples.
-    ``functions``: the addresses of the kernels.
+    ``copy`` makes the parts, which have these ``wirings``. ``evaluate`` computes their numbers; the last ``constants``
+    of these, one number for each part, are of constants that are computed from sizes. ``bounds``: the least and the
+    largest value of each size among the samples. ``functions``: the addresses of the kernels.
     """
 
-    parts: tuple[SizedPart, ...]
+    copy: Callable[..., list[SizedPart]]
     evaluate: Callable[..., Numbers]
+    wirings: tuple[Wiring, ...]
     constants: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
     functions: dict[str, int]
@@ -75,15 +78,15 @@ class _Template:
         """The programs for these sizes; None if they are out of bounds, or if a kernel does not serve them."""
         if not self.bounded(sizes):
             return None
-        numbers = self.evaluate(*sizes)
         made = []
-        last = len(numbers) - sum(self.constants)
         try:
-            for part, count in zip(with_numbers(self.parts, iter(numbers)), self.constants, strict=True):
-                inputs = with_constants(part.signature.inputs, numbers[last : last + count])
-                signature = replace(part.signature, inputs=inputs)
-                made.append(SizedProgram(Program(part.plan, self.functions), signature, part.tensors))
-                last += count
+            rest = iter(self.evaluate(*sizes)[-sum(self.constants) :] if any(self.constants) else ())
+            for part, wiring, count in zip(self.copy(*sizes), self.wirings, self.constants, strict=True):
+                signature = part.signature
+                if count:
+                    inputs = with_constants(signature.inputs, tuple(islice(rest, count)))
+                    signature = replace(signature, inputs=inputs)
+                made.append(SizedProgram(Program(part.plan, self.functions, wiring), signature, part.tensors))
         except NotResized:
             return None
         return tuple(made)
@@ -187,11 +190,27 @@ def _template(parts: tuple[SizedPart, ...], samples: Sequence[_Sample], constant
             if terms is None:
                 return None
             formulas[column] = terms
-    distinct = Conditions(tuple(f"n{i}" for i in range(len(had[0])))).evaluator(list(formulas.values()))
     position = {column: i for i, column in enumerate(formulas)}
     pick = picker([position[column] for column in columns])
+    distinct = _evaluator(formulas.values(), len(had[0]))
+    varying = {column: terms for column, terms in formulas.items() if len(set(column)) > 1}
+    varies = {column: i for i, column in enumerate(varying)}
+    made = copier(parts, [varies.get(column) for column in columns], len(varying))
+    numbers = _evaluator(varying.values(), len(had[0]))
     bounds = tuple((min(of), max(of)) for of in zip(*had, strict=True))
     functions: dict[str, int] = {}
     for part in parts:
         functions |= part.plan.runtime.functions(list({one.name: one for one in kernels_of(part.plan)}.values()))
-    return _Template(parts, lambda *sizes: pick(distinct(*sizes)), constants, bounds, functions)
+    return _Template(
+        lambda *sizes: made(*numbers(*sizes)),
+        lambda *sizes: pick(distinct(*sizes)),
+        tuple(wiring_of(part.plan) for part in parts),
+        constants,
+        bounds,
+        functions,
+    )
+
+
+def _evaluator(formulas: Iterable[Terms], sizes: int) -> Callable[..., Numbers]:
+    """A function of so many sizes that computes these polynomials."""
+    return Conditions(tuple(f"n{i}" for i in range(sizes))).evaluator(list(formulas))

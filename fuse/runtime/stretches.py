@@ -23,9 +23,9 @@ class Native:
 
 @dataclass(frozen=True)
 class PythonCall:
-    """A Python call. ``dead`` are the slots whose last use it is."""
+    """The Python call that is step ``number``. ``dead`` are the slots whose last use it is."""
 
-    step: PythonStep
+    number: int
     dead: tuple[int, ...]
 
 
@@ -45,7 +45,7 @@ def stretches_of(plan: Schedule) -> tuple[Stretch, ...]:
     for number, step in enumerate(plan.steps):
         if isinstance(step, PythonStep):
             used = dict.fromkeys(slots_of(step, plan))
-            parts.append(PythonCall(step, tuple(s for s in used if last_use[s] == number and s not in kept)))
+            parts.append(PythonCall(number, tuple(s for s in used if last_use[s] == number and s not in kept)))
             continue
         if parts and isinstance(before := parts[-1], Native) and number != plan.confirmed:
             parts[-1] = Native(before.first, native + 1)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.kernel.sized import lowering_of
-from fuse.runtime import kinds_of_calls, patience, sized_programs
+from fuse.runtime import engine, kinds_of_calls, patience, sized_programs
 from fuse.runtime.kinds_of_calls import Between
 from fuse.runtime.schedule import schedule
 from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers
 from fuse.runtime.sized_programs import MOST_SAMPLES, SizedProgram
 from fuse.runtime.training import Training
+from fuse.runtime.wiring import wiring_of
 from tests.fuzz.sizes import WIDTH, Model, attention, windows
 from tests.runtime.test_generalised import by_mode, count_too, loop, plain, positions
 
@@ -47,6 +48,9 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
             outline, numbers = outline_and_numbers([SizedPart(schedule(graph), graph.meta["signature"])])
             own_outline, own_numbers = outline_and_numbers([SizedPart(made.program.schedule, made.signature)])
             assert own_outline != outline or own_numbers == numbers
+            sized = made.sized if isinstance(made, Training) else None
+            for one in (sized.forward, sized.backward) if sized else (made,):
+                assert wiring_of(one.program.schedule) == one.program.wiring
         return made
 
     monkeypatch.setattr(Between, "program", program)
@@ -204,7 +208,16 @@ def test_a_kernel_that_does_not_serve_a_size_has_the_graph_resized() -> None:
     sizes = next((b, a) for a in range(12, 30) for b in range(4, 7) if common.covers((b, a)))  # the smaller one first
     assert common.programs.at(sizes) is not None
     template = next(iter(common.programs._templates.values()))
-    served = [step.kernel.served for step in template.parts[0].plan.steps if hasattr(step, "kernel")]
+    served = [step.kernel.served for step in template.copy(*sizes)[0].plan.steps if hasattr(step, "kernel")]
     assert all(one is not None and one.at(one.sizes) is not None for one in served)
     with lowering_of(None):
         assert all(one is not None and one.at(tuple(-n for n in one.sizes)) is None for one in served)
+
+
+def test_a_fault_of_fuse_has_the_graph_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(engine, "of_size", fault)
+    fused = run(plain, at_random(60))
+    assert not fused.last_run.fallbacks
