@@ -264,6 +264,15 @@ def is_view(op: object) -> bool:
     return facts is not None and facts.kind == "view"
 
 
+def is_product(op: object) -> bool:
+    """Whether the operator multiplies matrices or convolves.
+
+    >>> is_product(torch.ops.aten.mm.default), is_product(torch.ops.aten.mul.Tensor)
+    (True, False)
+    """
+    return kind(op) in ("gemm", "convolution")
+
+
 def is_pointwise(op: object) -> bool:
     """Whether each element of the result depends only on the elements at the same place of the broadcast arguments.
 

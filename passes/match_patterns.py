@@ -115,7 +115,7 @@ def prepare_untried(found: FoundMatch, around: Surroundings) -> Region | Replace
     nodes = found.members
     if len(nodes) < 2:
         return Misfit("refused by lowering", "it is one operator, and one launch already")
-    if library := next((node for node in nodes if _is_library_call(node)), None):
+    if library := next((node for node in nodes if ops.is_product(node.target)), None):
         reason = f"`{called(library)}` stays a library call, outside of loops: no kernel takes it in"
         return Misfit("refused by lowering", reason, library, f"leave `{called(library)}` out, or {OR_REPLACE}")
     calls = found.setting.table.calls
@@ -127,10 +127,6 @@ def why_not_lowered(nodes: Sequence[Node]) -> str | None:
     """Why no kernel can be generated for ``nodes`` together, or None."""
     verdict = lower(regions.build_body(nodes)[0])
     return verdict.reason if isinstance(verdict, Declined) else None
-
-
-def _is_library_call(node: Node) -> bool:
-    return ops.kind(node.target) in ("gemm", "convolution")
 
 
 def build(graph: GraphModule, prepared: Region | Replacement, moved: dict[Node, Node]) -> None:

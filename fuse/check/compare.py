@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fuse.check.sizes import ALL, FEW
+from fuse.graph.describing import dtype_name
 
 # Tolerances in units of the last place of an element's size.
 ULPS_FLOAT64_REFERENCE = 16.0
@@ -68,7 +69,7 @@ def compare(
     >>> compare("y", torch.tensor([1.5]), torch.tensor([1.0])).problem
     'error 0.5 at (0,), allowed 3.05e-05'
     """
-    described = name, str(eager.dtype).removeprefix("torch."), tuple(eager.shape)
+    described = name, dtype_name(eager.dtype), tuple(eager.shape)
     if problem := _metadata_problem(fused, eager):
         return Comparison(*described, 0.0, 0.0, 0.0, problem)
     if eager.numel() == 0:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fuse.check.judging import FLOAT64, as_float64, difference, gradients, numbered, said, sizes_of, within
+from fuse.check.sizes import is_real
 from fuse.errors import FuseError
 from fuse.rewrite.patterns.backward import operator_of
 from fuse.rewrite.patterns.definition import Pattern
@@ -35,14 +36,14 @@ def wrong_gradient(
     """
     arguments = pytree.tree_map_only(Tensor, as_float64, list(given))
     leaves, spec = pytree.tree_flatten(arguments)
-    real = [leaf.requires_grad_() for leaf in leaves if _is_real(leaf)]
+    real = [leaf.requires_grad_() for leaf in leaves if is_real(leaf)]
     if not real:
         return "", 0
     operator = operator_of(pattern, lambda: running(environment))
 
     def own(*moved: Tensor) -> Any:
         tensors = iter(moved)
-        return operator(spec, *(next(tensors) if _is_real(leaf) else leaf for leaf in leaves))
+        return operator(spec, *(next(tensors) if is_real(leaf) else leaf for leaf in leaves))
 
     def by_rule(*these: Any) -> Any:
         return operator(spec, *pytree.tree_leaves(list(these)))
@@ -73,7 +74,7 @@ def _like_autograds(
         parameter.name
         for parameter, argument in zip(pattern.parameters, arguments, strict=True)
         for leaf in pytree.tree_leaves(argument)
-        if _is_real(leaf)
+        if is_real(leaf)
     ]
     plain = gradients(within(pattern.function, environment))
     try:
@@ -97,10 +98,6 @@ def _like_autograds(
             return count, f"backward: {problem}"
         count += have is not None and want is not None
     return count, ""
-
-
-def _is_real(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _like_differences(own: Callable[..., Any], real: Sequence[Tensor]) -> str:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.check.compare import compare
 from fuse.check.sizes import Jittered, sizes
+from fuse.graph.describing import dtype_and_shape
 from fuse.graph.fakes import unlogged
 from fuse.rewrite.patterns.call_classes import RIGHT, Trial
 from fuse.rewrite.patterns.definition import Pattern
@@ -57,7 +58,7 @@ def judged_call(pattern: Pattern, arguments: Sequence[Any], environment: Environ
     size = cache(partial(sizes_of, [function, replace], arguments, unit_of(wanted)))
     for number, (mine, want) in enumerate(zip(found, wanted, strict=True)):
         if (mine.dtype, mine.shape) != (want.dtype, want.shape):
-            return Trial("raised", f"replace gives {_kind(mine)}, the pattern {_kind(want)}")
+            return Trial("raised", f"replace gives {dtype_and_shape(mine)}, the pattern {dtype_and_shape(want)}")
         reference = exact[number] if exact is not None else None
         own = numbered(size, number)
         if problem := difference(f"result {number}", mine.contiguous(), want.contiguous(), reference, own):
@@ -184,10 +185,6 @@ def numbered(size: Callable[[int], Sequence[Tensor | None]], number: int) -> Cal
         return found[number] if number < len(found) else None
 
     return one
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _copy(tensor: Tensor) -> Tensor:

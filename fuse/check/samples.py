@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fuse.graph.describing import dtype_name
 from fuse.rewrite.patterns import guesses
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.forms import runs, takes_lists
@@ -186,10 +187,10 @@ def _resized(sample: Sample, places: Sequence[tuple[int, int]], size: int) -> Sa
 def _dtypes(usual: Sample) -> Iterator[Sample]:
     places = [i for i, kind in enumerate(usual.kinds) if not isinstance(kind, Kind) or kind.dtype.is_floating_point]
     for dtype in _DTYPES:
-        yield _changed(usual, f"all {_name(dtype)}", places, dtype=dtype)
+        yield _changed(usual, f"all {dtype_name(dtype)}", places, dtype=dtype)
     for place in places:
         for dtype in _DTYPES[:2]:
-            yield _changed(usual, f"{_name(dtype)} in one place", [place], dtype=dtype)
+            yield _changed(usual, f"{dtype_name(dtype)} in one place", [place], dtype=dtype)
 
 
 def _strides(usual: Sample) -> Iterator[Sample]:
@@ -263,8 +264,4 @@ def _described(kind: Any) -> str:
         return f"[{', '.join(map(_described, kind))}]"
     marks = ["" if kind.laid_out == "contiguous" else f" {kind.laid_out}"]
     marks.append("" if kind.special is None else f" with one {kind.special:g}")
-    return f"{_name(kind.dtype)}{list(kind.shape)}{''.join(marks)}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"{dtype_name(kind.dtype)}{list(kind.shape)}{''.join(marks)}"

@@ -82,7 +82,7 @@ def sizes(
     >>> 500 < size < 4000
     tensor(True)
     """
-    moved = [torch.zeros(one.shape, dtype=torch.float64) if _is_real(one) else None for one in exact]  # type: ignore[union-attr]  # told by _is_real
+    moved = [torch.zeros(one.shape, dtype=torch.float64) if is_real(one) else None for one in exact]  # type: ignore[union-attr]  # told by is_real
     step = unit * UNITS
     moves = [*((step, seed) for seed in range(RUNS)), *((-step, seed) for seed in range(MIRRORED))]
     for move, seed in moves[:runs]:
@@ -100,7 +100,8 @@ def _magnitude(tensor: Tensor) -> Tensor:
     return tensor.detach().double().abs().nan_to_num(0.0, 0.0, 0.0)
 
 
-def _is_real(value: Any) -> bool:
+def is_real(value: Any) -> bool:
+    """Whether a value is a tensor of a real floating-point dtype."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 

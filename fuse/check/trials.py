@@ -27,6 +27,7 @@ from fuse.check.judging import judged_call, quiet, runs
 from fuse.check.pattern import verify
 from fuse.check.samples import LARGEST, values
 from fuse.devices import without_autocast
+from fuse.graph.describing import dtype_and_shape
 from fuse.rewrite.patterns import pattern_cache
 from fuse.rewrite.patterns.call_classes import RIGHT, Trial, class_of, layout_of
 from fuse.rewrite.patterns.definition import Pattern
@@ -192,4 +193,4 @@ def _elements(arguments: Sequence[Any]) -> int:
 def _described(argument: Any) -> str:
     if isinstance(argument, list):
         return f"[{', '.join(map(_described, argument))}]"
-    return "none" if argument is None else f"{str(argument.dtype).removeprefix('torch.')}{list(argument.shape)}"
+    return "none" if argument is None else dtype_and_shape(argument)

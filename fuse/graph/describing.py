@@ -1,4 +1,4 @@
-"""Short descriptions of values: dtype and shape, such as ``f32[4, 128]``."""
+"""Descriptions of values: dtype and shape, such as ``f32[4, 128]``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,25 @@ def describe(value: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    return f"{_SHORT_DTYPE.get(dtype, str(dtype).removeprefix('torch.'))}{[*shape]}"
+    return f"{_SHORT_DTYPE.get(dtype, dtype_name(dtype))}{[*shape]}"
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """The name of a dtype, without ``torch``.
+
+    >>> dtype_name(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_and_shape(tensor: torch.Tensor) -> str:
+    """Dtype and shape in full, as messages about patterns show them.
+
+    >>> dtype_and_shape(torch.zeros(4, 128))
+    'float32[4, 128]'
+    """
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
 
 
 _SHORT_DTYPE = {

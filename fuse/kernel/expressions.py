@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fuse.graph.describing import dtype_name
 from fuse.kernel.dtypes import HALVES, register
 from fuse.kernel.index import Affine
 from fuse.kernel.scalar_operators import COSTS, DEFINITIONS, MEANINGS, RELATIONS
@@ -217,11 +218,7 @@ def converted(value: Expression, source: torch.dtype, target: torch.dtype) -> Ex
         return value
     if register(source) != register(target):
         value = Operation(register(target), "convert", (value,))
-    return Operation(value.dtype, "round_" + name_of(target), (value,)) if target in HALVES else value
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return Operation(value.dtype, "round_" + dtype_name(target), (value,)) if target in HALVES else value
 
 
 def position(where: Affine | str | int) -> Position:
@@ -378,7 +375,7 @@ def _plain_leaf(leaf: Expression) -> str:
 
 
 def _plain_template(whole: Operation) -> Template:
-    name = f"to_{name_of(whole.dtype)}" if whole.operator == "convert" else whole.operator
+    name = f"to_{dtype_name(whole.dtype)}" if whole.operator == "convert" else whole.operator
     return SYMBOLS.get(whole.operator) or called(name, len(whole.operands))
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fuse.kernel.expressions import Variable, name_of
+from fuse.graph.describing import dtype_name
+from fuse.kernel.expressions import Variable
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
@@ -61,7 +62,7 @@ def text_of_body(body: KernelBody, name: str) -> str:
 
 
 def _buffers(buffers: Iterable[Buffer]) -> str:
-    return ", ".join(f"{buffer.name}: {name_of(buffer.dtype)}" for buffer in buffers)
+    return ", ".join(f"{buffer.name}: {dtype_name(buffer.dtype)}" for buffer in buffers)
 
 
 def _block(statements: Iterable[Statement]) -> list[str]:
@@ -86,7 +87,7 @@ def _lines(statement: Statement) -> list[str]:
             return [_accumulated(statement)]
         case Declare():
             buffer = statement.buffer
-            return [f"memory {buffer.name}: {buffer.extent} of {name_of(buffer.dtype)}"]
+            return [f"memory {buffer.name}: {buffer.extent} of {dtype_name(buffer.dtype)}"]
         case Rank():
             kind = "largest" if statement.largest else "smallest"
             order = "in order" if statement.ordered else "in any order"

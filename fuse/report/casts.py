@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import bytes_of
+from fuse.graph.describing import dtype_name
 from fuse.graph.signature import Dispatch
 from fuse.rewrite import nested
 
@@ -62,4 +63,4 @@ def _casts(old: object, new: object) -> str:
     """``float32 to bfloat16``; empty where the dtype stays."""
     if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.dtype == new.dtype:
         return ""
-    return f"{old.dtype} to {new.dtype}".replace("torch.", "")
+    return f"{dtype_name(old.dtype)} to {dtype_name(new.dtype)}"

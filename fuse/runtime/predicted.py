@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from fuse.graph.describing import dtype_name
 from fuse.runtime.steps import CallStep, PythonStep
 
 
@@ -51,4 +52,4 @@ def fitted(
 
 
 def _described(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> str:
-    return f"{str(dtype).removeprefix('torch.')}{list(size)} with strides {tuple(stride)}"
+    return f"{dtype_name(dtype)}{list(size)} with strides {tuple(stride)}"

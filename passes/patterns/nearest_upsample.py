@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import Node
 
 from fuse import ops
 from fuse.rewrite.patterns.definition import Failure, Match
@@ -44,7 +43,7 @@ class NearestUpsample:
         factor = m["factor"] if m["spelling"] == 0 else size[0] / max(height, 1)
         if factor not in FACTORS or size != (height * factor, width * factor):
             return m.fail("the factor is none of 2, 4 and 8", m.outputs[0])
-        if all(map(_is_library_call, m.outputs[0].users)):
+        if all(ops.is_product(reader.target) for reader in m.outputs[0].users):
             return m.fail("only library calls read it", m.outputs[0])
         return None
 
@@ -60,7 +59,3 @@ class NearestUpsample:
 
     def examples(self) -> Any:
         return (torch.randn(1, 2, 8, 8),)
-
-
-def _is_library_call(reader: Node) -> bool:
-    return ops.kind(reader.target) in ("gemm", "convolution")

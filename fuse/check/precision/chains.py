@@ -25,6 +25,7 @@ from fuse import ops
 from fuse.check.precision.errors import Errors, Range, errors, range_of
 from fuse.check.precision.exact import wide, wide_call, wide_module
 from fuse.check.precision.expected import ONE_ROUNDING, expected_error, finite_norm
+from fuse.graph.describing import dtype_name
 from fuse.graph.signature import Layout, Signature
 
 aten = torch.ops.aten
@@ -244,7 +245,7 @@ class _Runner:
         return expected_error(node.target, operands, truth, dtype), ""
 
     def _allowed_cast(self, node: Node, operand: Tensor, truth: Tensor, dtype: torch.dtype) -> tuple[float, str]:
-        said = f"cast from {_short(operand.dtype)}"
+        said = f"cast from {dtype_name(operand.dtype)}"
         asked = node.meta.get("source", "") in self.casts and not _is_given(node.args[0])
         if not operand.is_floating_point():
             return 0.0, said
@@ -269,7 +270,7 @@ class _Runner:
             name or node.name,
             op,
             str(node.meta.get("source") or ""),
-            _short(narrow.dtype),
+            dtype_name(narrow.dtype),
             tuple(narrow.shape),
             errors(narrow, exact),
             isolated,
@@ -367,7 +368,3 @@ def _is_given(argument: Any) -> bool:
     while isinstance(argument, Node) and argument.op == "call_function" and _is_view(argument):
         argument = argument.args[0]
     return isinstance(argument, Node) and argument.op == "placeholder"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError, FuseError
+from fuse.graph.describing import dtype_and_shape
 from fuse.rewrite.patterns.definition import Pattern
 
 
@@ -75,12 +76,8 @@ def _misfit(name: str, tensor: Any, gradient: Any) -> str | None:
     if not isinstance(tensor, Tensor) or not is_differentiable(tensor):
         return f"backward gives a gradient for {name}, which can have none"
     if (gradient.shape, gradient.dtype) != (tensor.shape, tensor.dtype):
-        return f"backward gives {_kind(gradient)} for {name}, which is {_kind(tensor)}"
+        return f"backward gives {dtype_and_shape(gradient)} for {name}, which is {dtype_and_shape(tensor)}"
     return None
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def is_differentiable(tensor: Tensor) -> bool:

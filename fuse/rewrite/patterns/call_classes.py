@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fuse.graph.describing import dtype_name
+
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 TrialOutcome = Literal["right", "raised", "wrong", "not tried"]
@@ -56,7 +58,7 @@ def _text_of(argument: Any) -> str:
         return f"[{', '.join(map(_text_of, argument))}]"
     sizes = ", ".join(str(int(size)) if int(size) in (0, 1) else "n" for size in argument.shape)
     layout = layout_of(argument)
-    return f"{str(argument.dtype).removeprefix('torch.')}[{sizes}]" + ("" if layout == "contiguous" else f" {layout}")
+    return f"{dtype_name(argument.dtype)}[{sizes}]" + ("" if layout == "contiguous" else f" {layout}")
 
 
 def layout_of(tensor: Tensor) -> str:

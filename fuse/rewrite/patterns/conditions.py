@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.errors import FuseError
+from fuse.graph.describing import dtype_name
 from fuse.graph.outputs import outputs_of, worked_out
 from fuse.graph.signature import Signature
 from fuse.rewrite import effects, regions, surgery
@@ -192,9 +193,9 @@ def _unlike(name: str, spec: TensorSpec, given: Bound, known: dict[str, Any], ar
     if by_name:
         dtypes = (known.setdefault(f"dtype {spec.dtype}", value.dtype),)
     if dtypes and value.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        wanted = " or ".join(map(dtype_name, dtypes))
         called = f" (`{spec.dtype}`)" if by_name else ""
-        return f"`{name}` is {str(value.dtype).removeprefix('torch.')}, the pattern wants {wanted}{called}"
+        return f"`{name}` is {dtype_name(value.dtype)}, the pattern wants {wanted}{called}"
     if spec.device is not None and value.device.type != spec.device:
         return f"`{name}` is on {value.device.type}, the pattern wants {spec.device}"
     if spec.layout is not None and not value.is_contiguous(memory_format=_FORMATS[spec.layout]):

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fuse.graph.describing import dtype_name
+
 LEAF, NUMBER, FILL, CONSTANT, PART = "leaf", "number", "fill", "constant", "part"
 VIEWS = frozenset(["reshape", "permute", "expand", "slice", "cast", PART])
 """Names of terms that compute no new number: views of their operand, and conversions to another dtype."""
@@ -42,7 +44,7 @@ class TensorType:
     device: torch.device | None
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+        return f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
 
 
 _GIVEN = KNOWN | {LEAF}
