@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -28,6 +26,7 @@ from fuse.check.compare import Comparison, compare
 from fuse.check.draws import RecordedDraws, Replayed
 from fuse.check.inputs import CheckCall, copied, in_float64
 from fuse.check.locate import first_difference
+from fuse.check.outcome import Outcome, gradients_of, outcome_of, structure_problems, values_of
 from fuse.check.sizes import Jittered, sizes
 from fuse.cost.count import count_dispatches, count_graph
 from fuse.cost.observe import CountingMode
@@ -39,10 +38,10 @@ from fuse.graph.attributes import restore
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
 from fuse.graph.python_generators import global_generators
-from fuse.graph.result_structure import named_parts, parts_of
+from fuse.graph.result_structure import named_parts
 from fuse.notebook import preformatted
 from fuse.runtime.engine import Engine
-from fuse.runtime.guards import same_value, sources_of
+from fuse.runtime.guards import sources_of
 from fuse.runtime.module import Fused
 from fuse.runtime.mutated_attributes import carried
 from fuse.runtime.steps import Fallback, Launches
@@ -125,18 +124,6 @@ class CheckReport:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """The state after one run, by name: results, inputs, other attributes of the model, gradients, aliases."""
-
-    results: Mapping[str, Any]
-    inputs: Mapping[str, Tensor]
-    attributes: Mapping[str, Any]
-    gradients: Mapping[str, Tensor]
-    aliases: Mapping[str, tuple[str, str, int]]
-    kinds: tuple[Any, ...]
-
-
 def check(
     model: nn.Module,
     args: Sequence[Any] = (),
@@ -187,7 +174,7 @@ def check(
         judged = exact, atol, rtol, rounding, cache(partial(_sizes, call, eager, exact, seed, train, draws, rounding))
         comparisons = _compare_all(first, eager, *judged)
         problems = [f"{c.name}: {c.problem}" for c in comparisons if c.problem]
-        problems += _structure_problems(first, eager)
+        problems += structure_problems(first, eager)
         after = run.launches if compiled is not None else counting.launches
         if compiled is not None:
             restore(held, operator.is_)
@@ -226,7 +213,7 @@ def _outcome(
     train: bool,
     counting: CountingMode | None = None,
     counting_backward: CountingMode | None = None,
-) -> _Outcome:
+) -> Outcome:
     _seed(seed)
     for tensor in call.tensors().values() if train else ():
         if tensor.is_leaf:
@@ -236,8 +223,8 @@ def _outcome(
     gradients = {}
     if train:
         _backward(result, counting_backward)
-        gradients = _gradients(call)
-    return _described(result, call, gradients)
+        gradients = gradients_of(call)
+    return outcome_of(result, call, gradients)
 
 
 def _seed(seed: int) -> None:
@@ -246,24 +233,6 @@ def _seed(seed: int) -> None:
     (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
     for generator in global_generators():
         generator.seed(seed)
-
-
-def _gradients(call: CheckCall) -> dict[str, Tensor]:
-    return {f"gradient of {n}": t.grad for n, t in call.tensors().items() if t.is_leaf and t.grad is not None}
-
-
-def _described(result: Any, call: CheckCall, gradients: Mapping[str, Tensor]) -> _Outcome:
-    results, inputs = named_parts(result), call.tensors()
-    attributes = {f"attribute {name}": part for name, part in call.attributes().items()}
-    return _Outcome(results, inputs, attributes, gradients, _aliases(results, inputs), _kinds(result))
-
-
-def _kinds(result: Any, around: frozenset[int] = frozenset()) -> tuple[Any, ...]:
-    """The classes of all containers in the result; ``around`` has those that ``result`` is in."""
-    if id(result) in around:
-        return (type(result),)
-    inside = around | {id(result)}
-    return type(result), *(_kinds(part, inside) for part in parts_of(result).values())
 
 
 def _backward(result: Any, counting: CountingMode | None = None) -> None:
@@ -280,22 +249,7 @@ def _tangent(leaf: Tensor) -> Tensor:
     return torch.empty_like(leaf).copy_(numbers)
 
 
-def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, tuple[str, str, int]]:
-    """For every resulting tensor: the first name of the same object, the first with the same memory, and the offset
-    there."""
-    objects: dict[int, str] = {}
-    storages: dict[int, str] = {}
-    found = {}
-    for name, tensor in (*inputs.items(), *results.items()):
-        if isinstance(tensor, Tensor):
-            same = objects.setdefault(id(tensor), name)
-            shared = storages.setdefault(tensor.untyped_storage()._cdata, name)
-            if name in results:
-                found[name] = same, shared, int(tensor.storage_offset())
-    return found
-
-
-def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
+def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[Outcome, int]:
     """A later call of the compiled program, under a mode that counts its dispatches to ATen."""
     _seed(seed)
     leaves, _ = flatten_arguments(call.args, call.kwargs)
@@ -323,7 +277,7 @@ def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[_Outcome, in
         _backward(result)
     native = Launches.unpack(launches)
     counted = native.kernels + native.libraries + counting.launches
-    return _described(result, call, _gradients(call)), counted
+    return outcome_of(result, call, gradients_of(call)), counted
 
 
 def _memory(call: CheckCall) -> dict[str, Tensor]:
@@ -341,8 +295,8 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _reference(
-    call: CheckCall, eager: _Outcome, seed: int, train: bool, draws: RecordedDraws
-) -> tuple[_Outcome | None, str]:
+    call: CheckCall, eager: Outcome, seed: int, train: bool, draws: RecordedDraws
+) -> tuple[Outcome | None, str]:
     """The call in float64 with eager's random draws, or None, and a description of the reference."""
     try:
         with _default_dtype(torch.float64), Replayed(draws):
@@ -371,15 +325,15 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _compare_all(
-    fused: _Outcome,
-    eager: _Outcome,
-    exact: _Outcome | None,
+    fused: Outcome,
+    eager: Outcome,
+    exact: Outcome | None,
     atol: float | None,
     rtol: float | None,
     rounding: float,
     sizes: Callable[[int], Mapping[str, Tensor]],
 ) -> list[Comparison]:
-    mine, theirs, best = _values(fused), _values(eager), _values(exact) if exact else {}
+    mine, theirs, best = values_of(fused), values_of(eager), values_of(exact) if exact else {}
     found = []
     for name, value in theirs.items():
         if name in mine:
@@ -389,16 +343,10 @@ def _compare_all(
     return found
 
 
-def _values(outcome: _Outcome) -> dict[str, Tensor]:
-    """All tensors after a run, by name."""
-    parts = (outcome.results, outcome.inputs, outcome.gradients)
-    return {name: value for part in parts for name, value in part.items() if isinstance(value, Tensor)}
-
-
 def _sizes(
     call: CheckCall,
-    eager: _Outcome,
-    exact: _Outcome | None,
+    eager: Outcome,
+    exact: Outcome | None,
     seed: int,
     train: bool,
     draws: RecordedDraws,
@@ -406,8 +354,8 @@ def _sizes(
     runs: int,
 ) -> dict[str, Tensor]:
     """The size of each element, by so many ``runs`` on other numbers; empty if the call fails on these."""
-    values = _values(exact or eager)
-    dtypes = [value.dtype for value in _values(eager).values() if value.is_floating_point()]
+    values = values_of(exact or eager)
+    dtypes = [value.dtype for value in values_of(eager).values() if value.is_floating_point()]
     unit = max([rounding, *(torch.finfo(dtype).eps for dtype in dtypes)])
 
     def run(mode: Jittered) -> list[Tensor | None]:
@@ -415,7 +363,7 @@ def _sizes(
         wide = contextlib.nullcontext() if exact is None else _default_dtype(torch.float64)
         mode.move(one.detach() for one in moved.tensors().values())
         with wide, Replayed(draws), mode:
-            found = _values(_outcome(moved, None, seed, train))
+            found = values_of(_outcome(moved, None, seed, train))
         return [found.get(name) for name in values]
 
     try:
@@ -432,51 +380,6 @@ def _coarsest(compiled: Compiled | None) -> float:
     values = pytree.tree_leaves([node.meta.get("val") for node in compiled.graph.graph.nodes])
     dtypes = {v.dtype for v in values if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())}
     return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-
-
-def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:
-    problems = []
-    for part in ("results", "gradients", "attributes"):
-        mine, theirs = getattr(fused, part), getattr(eager, part)
-        problems += [f"{name}: missing" for name in theirs.keys() - mine.keys()]
-        problems += [f"{name}: eager has no such thing" for name in mine.keys() - theirs.keys()]
-    for name, value in (*eager.results.items(), *eager.attributes.items()):
-        mine = (fused.results if name in eager.results else fused.attributes).get(name)
-        if type(mine) is not type(value):
-            problems.append(f"{name}: {type(mine).__name__} instead of {type(value).__name__}")
-        elif not isinstance(value, Tensor) and not _equal(mine, value):
-            problems.append(f"{name}: {mine!r} instead of {value!r}")
-        elif isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.requires_grad != value.requires_grad:
-            problems.append(f"{name}: requires_grad is {mine.requires_grad} instead of {value.requires_grad}")
-    if fused.kinds != eager.kinds and not problems:
-        problems.append("the result is made of other classes than eager's")
-    for name, expected in eager.aliases.items():
-        if (alias := fused.aliases.get(name)) is not None and alias != expected:
-            problems.append(f"{name}: {_alias_text(name, alias)} instead of {_alias_text(name, expected)}")
-    return problems
-
-
-def _equal(mine: Any, theirs: Any) -> bool:
-    """Whether two objects of one class are equal; those that cannot be compared, such as iterators, count as equal."""
-    kind: Any = type(mine)
-    if mine is theirs or same_value(mine, theirs):  # NaN is equal to NaN here
-        return True
-    if kind.__eq__ is object.__eq__ or isinstance(mine, weakref.ref):  # a weak reference is to the copy's own tensor
-        return True
-    if isinstance(mine, types.MethodType):  # a method of each copy of one object
-        return bool(mine.__func__ is theirs.__func__ and type(mine.__self__) is type(theirs.__self__))
-    try:
-        return bool(mine == theirs)
-    except (ValueError, RuntimeError):  # arrays compare element by element
-        return str(mine) == str(theirs)
-
-
-def _alias_text(name: str, alias: tuple[str, str, int]) -> str:
-    same, shared, offset = alias
-    if same != name:
-        return f"the same tensor as {same}"
-    where = "memory of its own" if shared == name else f"the memory of {shared}"
-    return f"{where} from element {offset}"
 
 
 def _predicted(call: CheckCall, compiled: Compiled | None, seed: int, train: bool) -> tuple[int | None, int | None]:

@@ -59,6 +59,7 @@ from fuse.graph.naming import argument_name, identifier, named_arguments, names_
 from fuse.graph.outputs import add_placeholder, finished
 from fuse.graph.packed_sequences import packed_by_masks
 from fuse.graph.reachable_state import reached_by
+from fuse.graph.read_methods import reads_followed
 from fuse.graph.read_numbers import WantsPlain
 from fuse.graph.reassigning import reassignments_noted
 from fuse.graph.recurrent import lstm_of_eager
@@ -71,7 +72,7 @@ from fuse.graph.short_graphs import COLLECTORS, shortened
 from fuse.graph.signature import Attribute, ChangedContainers, Dispatch, InputSpec, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.value_checks import check_values, values_checked
-from fuse.graph.value_reads import READS, Inputs, Reader, reads_followed
+from fuse.graph.value_reads import READS, Inputs, Reader
 
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DEVICE = torch.ops.prim.device.default

@@ -6,14 +6,13 @@
     x[x > 0]                 the operator runs on the call's values; the size of its result is learned
     x[t[0]]                  a look-up operator; nothing is learned (tensor_indices.py)
 
-Reads arrive as methods of fake tensors, which are replaced during a capture, or as operators that return Python values.
+Reads arrive as methods of fake tensors (read_methods.py), or as operators that return Python values.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops import utils as _higher_order
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
@@ -29,13 +27,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
 from fuse.errors import CaptureError
-from fuse.graph.control_flow import run_plainly
 from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.masked_elements import MaskSelections, selects_by_mask
-from fuse.graph.patched import in_this_thread, patched
-from fuse.graph.read_numbers import WantsPlain, distance, is_number, known, node_of, read_number
+from fuse.graph.read_numbers import WantsPlain, distance, is_number, node_of, read_number
 from fuse.graph.sources import user_line
 from fuse.graph.tensor_indices import IndexCopies, looks_like_view, positions_in, viewed, window, windows_in
 
@@ -43,9 +39,6 @@ aten = torch.ops.aten
 
 LARGEST_LIST = 64
 """The most elements of a list of separate Numbers; larger lists are learned as a whole."""
-
-_CONDITIONAL = "_hop_compile_and_call"
-"""The function that runs ``torch.cond`` and similar operators. torch 2.11 lacks it; there they cannot be captured."""
 
 READS = frozenset({aten._local_scalar_dense.default, aten.allclose.default, aten.equal.default})
 """Operators that return a Python value of a tensor."""
@@ -476,73 +469,3 @@ def _wide(dtype: torch.dtype) -> torch.dtype | None:
     if dtype.is_floating_point:
         return torch.float64
     return None if dtype.is_complex or dtype in (torch.bool, torch.uint64) else torch.int64
-
-
-@contextlib.contextmanager
-def reads_followed(reader: Reader) -> Iterator[None]:
-    """A context in which ``reader`` handles this thread's reads of fake tensors' values."""
-    thread = threading.get_ident()
-
-    def asked(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
-        original = getattr(FakeTensor, name)
-
-        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            one = tensor.numel() == 1 or name in _OF_ANY_SIZE
-            if threading.get_ident() != thread or reader.closed or not one or tensor.fake_mode is not reader.fake_mode:
-                return original(tensor, *args, **kwargs)
-            return answer(reader, tensor, *args, **kwargs)
-
-        return method
-
-    original: Any = FakeTensor.__getitem__
-
-    def part(tensor: Any, index: Any) -> Any:
-        followed = threading.get_ident() == thread and not reader.closed and tensor.fake_mode is reader.fake_mode
-        if followed and (type(index) not in (int, slice) or windows_in(index)):
-            found = reader.looked_up(tensor, index, original)
-            if found is not None:
-                return found
-        return original(tensor, index)
-
-    # Before torch 2.13 these functions compile themselves here, and cannot be followed.
-    conditional = _CONDITIONAL if hasattr(_higher_order, _CONDITIONAL) else "setup_compilation_env"
-    compiled: Any = getattr(_higher_order, conditional)
-
-    def followed(function: Any = None, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if kwargs:
-            return compiled(function, args, kwargs) if function else compiled()
-        with reader.refusing():
-            return run_plainly(function, args)
-
-    answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()} | {"__getitem__": part}
-    with patched(FakeTensor, answers), patched(_higher_order, {conditional: in_this_thread(followed, compiled)}):
-        yield
-    reader.close()
-
-
-def _numpy(reader: Reader, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """A read-only array: a write to it would not reach the tensor."""
-    if tensor.requires_grad and not kwargs.get("force"):
-        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-    values = reader.values(tensor)
-    with _disable_current_modes():
-        array = values.numpy()
-    array.flags.writeable = False
-    return array
-
-
-_ANSWERS: dict[str, Callable[..., Any]] = {
-    "__bool__": Reader.truth_of,
-    "item": Reader.item,
-    "tolist": Reader.listed,
-    "__float__": lambda reader, tensor: float(reader.item(tensor, plain=True)),
-    "__int__": Reader.whole,
-    "__index__": Reader.whole,
-    "__complex__": lambda reader, tensor: complex(reader.item(tensor, plain=True)),
-    "__format__": lambda reader, tensor, spec: format(known(reader.item(tensor)), spec),
-    "numpy": _numpy,
-    "__array__": lambda reader, tensor, dtype=None, **_: (
-        _numpy(reader, tensor) if dtype is None else _numpy(reader, tensor).astype(dtype, copy=False)
-    ),
-}
-_OF_ANY_SIZE = frozenset({"tolist", "numpy", "__array__"})

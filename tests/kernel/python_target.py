@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fuse.graph.describing import dtype_name
 from fuse.graph.loop import Loop
 from fuse.kernel.config import Config
 from fuse.kernel.definitions import defined, defined_loop
@@ -35,7 +36,6 @@ from fuse.kernel.expressions import (
     Position,
     Template,
     Variable,
-    name_of,
     render,
 )
 from fuse.kernel.ir import (
@@ -90,7 +90,7 @@ def text(expression: Expression) -> str:
 def _leaf(leaf: Expression) -> str:
     match leaf:
         case Literal():
-            return f"{name_of(leaf.dtype)}({float(leaf.number) if leaf.dtype.is_floating_point else leaf.number!r})"
+            return f"{dtype_name(leaf.dtype)}({float(leaf.number) if leaf.dtype.is_floating_point else leaf.number!r})"
         case Variable():
             return leaf.name
         case Position():
@@ -155,7 +155,7 @@ def _load(load: Load) -> str:
     element = f"{load.name} = load({load.buffer.name}, {where}, {load.buffer.dtype})"
     if load.guard is None:
         return element
-    return f"{element} if {text(load.guard)} else {name_of(register(load.buffer.dtype))}(0)"
+    return f"{element} if {text(load.guard)} else {dtype_name(register(load.buffer.dtype))}(0)"
 
 
 def _accumulate(statement: Accumulate) -> list[str]:
@@ -200,7 +200,7 @@ def call(operator: str, dtype: torch.dtype, *operands: Any) -> Any:
 
 
 SPACE: dict[str, Any] = {"load": load, "store": store, "array": array, "rank": rank, "call": call, "torch": torch}
-SPACE |= {"inf": math.inf, "nan": math.nan, **{name_of(dtype): number for dtype, number in NUMPY.items()}}
+SPACE |= {"inf": math.inf, "nan": math.nan, **{dtype_name(dtype): number for dtype, number in NUMPY.items()}}
 
 
 def run(body: KernelBody, tensors: Sequence[Tensor]) -> bool:
