@@ -6,14 +6,14 @@
 
 A convolution then reads its weight in vectors, as a matrix product does, and its image number by number. Tiles are full
 for images of any size, and the weight is packed once (``pack_weights``). Large images run 1.1 to 1.2 times as fast as
-in the default layout, images of 4 to 64 places 1.4 to 2.2 times (two threads, 64 to 512 channels). As in PyTorch, the
-layout of the weight selects the layout of the convolution, and the images' readers follow. The model's results keep
+in the default layout, images of 4 to 64 positions 1.4 to 2.2 times (two threads, 64 to 512 channels). As in PyTorch,
+the layout of the weight selects the layout of the convolution, and the images' readers follow. The model's results keep
 their layout.
 
-Either all convolutions change or none, because images would be copied between two layouts. Declined where one has
-groups, where an operator depends on the order of an image's elements in memory (it draws random numbers, or looks at
-strides), where too few channels would leave the vectors empty, and where other operators that are slower then (norms
-over places, up-sampling) read much of the images.
+Either all convolutions change or none, because images would be copied between two layouts. Declined where
+a convolution has groups, and where it has too few channels to fill the vectors. Declined where an operator depends on
+the order of an image's elements in memory (it draws random numbers, or reads strides). Declined where operators that
+are slower in this layout (norms over positions, up-sampling) read much of the images.
 """
 
 from __future__ import annotations

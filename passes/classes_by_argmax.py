@@ -4,11 +4,11 @@
                                                            k = argmax(p / q)
                                                            assert 0 <= min(p), 0 < max(p) < inf
 
-This is what the library does for one sample: the numbers, and the state of the generator afterwards, are the same. The
+The library does the same for one sample, so that the numbers and the generator's later state are equal. The
 exponential numbers are drawn before the loop (``draw_ahead``), and a kernel computes the rest. The assertion stands for
-the library's error; where it fails, the call runs again in eager mode. Declined for several samples from one row, a
-generator of the caller's, probabilities that are not contiguous, and where other draws in between depend on values, so
-that nothing can be drawn before the loop.
+the library's error; where it fails, the call runs again in eager mode. Declined for several samples
+from one row, for a generator of the caller's, and for probabilities that are not contiguous. Declined where other draws
+in the loop depend on values: nothing can then be drawn before the loop.
 """
 
 from __future__ import annotations

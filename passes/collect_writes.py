@@ -5,9 +5,9 @@
     o3 = select_scatter(o2, h2, 1, 2)
 
 ``out[:, t] = h`` in a loop has the form at the left once it is functional: every step copies the whole of ``out``. Each
-intermediate tensor must be read by the next write only. Of two writes to one place the later one counts. Places that no
-write fills come from the original tensor. ``slice_scatter`` chains become ``cat``. A tensor with permuted strides is
-collected in its memory order, and permuted afterwards.
+intermediate tensor must be read by the next write only. Of two writes to one position the later one counts. Positions
+that no write fills come from the original tensor. ``slice_scatter`` chains become ``cat``. A tensor with permuted
+strides is collected in its memory order, and permuted afterwards.
 
 Declined where writes overlap in part, and where they fill less than half of the tensor. A tensor that is read between
 two writes ends a chain.

@@ -3,7 +3,7 @@
     ms = stack([m0, m1, m2, m3])
     y = mul(x, select(ms, 0, 1))          ->         y = mul(x, m1)
 
-``draw_ahead`` stacked these numbers for a loop that was not rolled. Declined where a loop reads the stack.
+``draw_ahead`` stacks the numbers of all steps in the hope of a loop. Declined where a loop reads the stack.
 """
 
 from __future__ import annotations

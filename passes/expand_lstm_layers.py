@@ -11,8 +11,8 @@ user's loop, the input's product runs in the step where that is faster, and befo
 stacked outputs; ``cat`` with the other direction does both in one kernel. In training this pass runs before gradients
 are taken, so that the backward pass is a loop, too.
 
-A layer that is called with one step several times (a decoder) is a cell of the user's loop. It becomes operators, as
-eager's ``nn.GRU`` and ``nn.LSTMCell`` are, and the loop around it is rolled like any other.
+A layer that the user's loop calls with one step at a time (a decoder) is a cell of this loop. It becomes operators, as
+``nn.GRU`` and ``nn.LSTMCell`` are in eager mode, and the user's loop is rolled like any other.
 
 Declined where a gradient reads the library's workspace, and where no loop kernel can be generated.
 """

@@ -5,9 +5,9 @@
 
 In evaluation the norm's statistics are fixed, so that it scales and shifts each channel. Weights are folded in float64
 and rounded once, and only where every weight is a constant (``fuse.compile(model, freeze=True)``): otherwise each call
-would fold them. Declined where the norm is not the only reader of the layer, where its statistics are the batch's,
-where a folded weight is not finite, and in half precision, where rounding the weights would add more than a
-convolution's own error.
+would fold them. Declined where something else reads the layer, where the statistics are the batch's, and where a
+folded weight is not finite. Declined in half precision: rounding the weights would add more than a convolution's own
+error.
 """
 
 from __future__ import annotations

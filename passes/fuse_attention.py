@@ -13,9 +13,9 @@ queries on the kernel was 1.03 to 1.5 times as fast as ATen's (one thread, 2 to 
 without a mask). Whole rows of scores are kept, so that a softmax equals any other softmax, also for infinities and rows
 without a key. Scores stay in the cache, as in Dao et al., "FlashAttention", 2022.
 
-Declined where other operators read scores or probabilities (a gradient does), where a random operator stands between
-the products, and where the library is faster: where few queries share the packed keys and values, and for causal
-attention, in which ATen skips half of the keys.
+Declined where other operators read scores or probabilities (a gradient does), and where a random operator stands
+between the products. Declined where the library is faster: few queries share the packed keys and values, or attention
+is causal (ATen skips half of the keys).
 """
 
 from __future__ import annotations

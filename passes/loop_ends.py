@@ -9,9 +9,9 @@ One launch replaces three. A region before the loop joins if it computes initial
 region after it joins if it reads final states, or single steps of stacked outputs. Other operators may read these
 values, too.
 
-Declined where another launch must run between region and loop, where the region's work is worth several threads, and
-where this work grows with the number of steps: a loop's kernel is the same for every length, which a region over all
-steps is not.
+Declined where another launch must run between region and loop, and where the region's work is worth several threads.
+Declined where this work grows with the number of steps: one kernel serves loops of every length, and such a region has
+another kernel for each length.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     b = a * 2                ->    x' = where(mask, y * 2, x)
     x' = index_put(x, mask, b)
 
-The number of elements that a mask chooses depends on values. So no kernel can contain the operators in between, and
-each number needs a program of its own. ``where`` has neither problem. A number or a row that is written to all chosen
-elements is rewritten in the same way. Declined where an operator in between is not elementwise, where it could raise on
-an element that is not chosen (a division of integers), where another operator reads the chosen elements, and where the
-strides of the result would change.
+The number of elements that a mask chooses depends on values. So no kernel can contain the operators that compute on the
+chosen elements, and each number of elements needs a program of its own. ``where`` has neither problem. A number or a
+row that is written to all chosen elements is rewritten in the same way. Declined where an operator in between is not
+elementwise, where it could raise on an element that is not chosen (a division of integers), where another operator
+reads the chosen elements, and where the strides of the result would change.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     for t: h = tanh(h @ softmax(w))      ->      s = softmax(w)
                                                  for t: h = tanh(h @ s)
 
-Before loops are rolled, operators are merged where as many are equal as a loop has steps at least. Two or three equal
-ones may be those of a first step whose states begin alike (``h = c = zeros``): merged, this step would differ from the
-others. After rolling, ``common_subexpressions`` merges them, too. Declined where both nodes are results.
+Before loops are rolled, equal operators are merged only if there are as many of them as the shortest loop has steps.
+Fewer may belong to a first step whose states begin alike (``h = c = zeros``): merging them would make this step differ
+from the others. ``common_subexpressions`` merges those after rolling. Declined where both nodes are results.
 """
 
 from __future__ import annotations

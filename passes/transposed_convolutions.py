@@ -2,12 +2,11 @@
 
     convolution(x, w, transposed, stride 1)     ->     convolution(x, w')       w' = w flipped, inputs for outputs
 
-With a stride of one it is an ordinary convolution, whose kernel includes the operators that follow.
+The kernel of an ordinary convolution includes the operators that follow. A transposed convolution with a larger stride
+has a kernel of its own (``fuse/kernel/cpu/transposed.py``).
 
-With a larger stride, a transposed convolution has a kernel of its own (``fuse/kernel/cpu/transposed.py``).
-
-Declined where the image grows by much or the weight is larger than the image, so that a convolution multiplies mostly
-zeros or the weight's copy costs more than is gained; and for other dtypes than float32.
+Declined where the image grows by much: a convolution would mostly multiply zeros. Declined where the weight is larger
+than the image: its copy would cost more than is gained. Declined for dtypes other than float32.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     error of fused  <=  2 x error of eager  +  tolerance          at each element, in units of the element's size
 
-The size of an element is that of the terms summed to it (:mod:`fuse.check.sizes`). A small element is held to its own
-last places; one whose large terms cancel is held to those of the terms. Errors are distances from the reference. If
-eager itself is the reference, its error is zero and the tolerance wider. NaN and infinities have to be at eager's
-places, unless eager overflowed on the way, and float64 and fused did not. Integers and booleans have to be equal.
-Strides have to be equal in every dimension of more than one element.
+The size of an element is the size of the terms that were summed into it (:mod:`fuse.check.sizes`), and the tolerance is
+relative to it. So an element whose large terms cancel may be off by the last places of these terms. Errors are
+distances from the reference. If eager itself is the reference, its error is zero and the tolerance wider. NaN and
+infinities have to be at eager's positions, unless eager overflowed on the way, and float64 and fused did not. Integers
+and booleans have to be equal. Strides have to be equal in every dimension of more than one element.
 """
 
 from __future__ import annotations

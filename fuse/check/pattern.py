@@ -4,9 +4,9 @@
     near misses of each   ->  the same: no match, or a right one
 
 A pattern without ``replace`` becomes a region of the graph's own operators, which cannot compute anything else; ``fuse
-check-pattern`` runs its generated kernel. A pattern with ``replace`` is tried before it is first used. It is refused if
-it is wrong on calls of the usual classes, or right on none. Calls of other classes (dtypes, layouts, ranks, broadcasts)
-are declined if it raises or is wrong on them; the remaining classes are its domain.
+check-pattern`` runs its generated kernel. A pattern with ``replace`` is tried before it is first used. It is refused
+if it is wrong on a usual class of calls, or right on none. On other classes (dtypes, layouts, ranks, broadcasts) it is
+declined where it raises or is wrong; the remaining classes are its domain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a pattern can fire at all: it is matched against the graph of its own function.
+"""Find patterns that can never fire: each is matched against the graph of its own function.
 
 pattern --capture--> graph --each pass that runs before patterns are matched--> graph     does it still match?
 

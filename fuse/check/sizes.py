@@ -1,4 +1,4 @@
-"""The size of the terms summed to each element of a result, which bounds the effect of rounding on it.
+"""Estimate the size of the terms that are summed into each element of a result: it bounds the effect of rounding.
 
     y = a - b        a and b near 1000, y near 0.001        size 1000: last places are those of the terms, not of y
 

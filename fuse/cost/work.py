@@ -2,9 +2,9 @@
 
     addmm(bias[8], a[4, 16], b[16, 8])  ->  Work(flops=2*4*16*8, bytes=4*(8 + 64 + 128 + 32))
 
-Products, convolutions and attention are counted by the formulas of ``torch.utils.flop_counter``; everything else
-by the rule that the operator table names. Bytes are those of a perfect kernel: each argument is read once and each
-result written once; a dimension expanded from one element counts once.
+The arithmetic of products, convolutions and attention is counted by the formulas of ``torch.utils.flop_counter``, that
+of other operators by the rule that the operator table names. Bytes are those of a perfect kernel: each argument is read
+once and each result written once; a dimension expanded from one element counts once.
 """
 
 from __future__ import annotations

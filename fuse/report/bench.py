@@ -1,9 +1,8 @@
 """Time a model eager, fused, under ``torch.compile`` and against a hand-tuned peer, and count the launches.
 
-Every contender gets its own copy of the model and its inputs. First calls are measured separately, with cold caches: an
-empty folder for fuse, and for ``torch.compile`` an empty folder and no other caches; modules are imported before.
-Then the calls are interleaved (``timing.py``). Ratios are peer over fused: above 1, fused is
-faster.
+Every contender gets its own copy of the model and its inputs. First calls are measured separately, with cold caches:
+both sides begin with an empty folder, and ``torch.compile`` without any other cache. Modules are imported before. Then
+the calls are interleaved (``timing.py``). Ratios are peer over fused: above 1, fused is faster.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     ||y - exact||  <=  roundings * u * ||exact||  +  4 sqrt(K) u32 * scale  +  what is below the smallest number
 
-``u`` is half the last place of 1 in the result's dtype: one rounding errs by no more. K numbers are summed for each
-result, in float32 at least; ``scale`` bounds the sum of their magnitudes (the product of the operands' norms in a
+``u`` is half the last place of 1 in the result's dtype, the largest error of one rounding. K numbers are summed for
+each result, in float32 at least; ``scale`` bounds the sum of their magnitudes (the product of the operands' norms in a
 matrix product). Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 3, with sqrt(K) for random
 signs.
 """

@@ -2,8 +2,8 @@
 
     x, weight, bias of conv2d     ->     f32[8, 8, 8, 8], f32[8, 8, 8, 8], f32[8]
 
-Any shapes will do with which the function runs: at each candidate, the pattern is traced again with the shapes, dtypes
-and constants there. ``examples`` and ``fuse.tensor`` provide what cannot be guessed.
+Any shapes will do, as long as the function runs with them: at each candidate, the pattern is traced again with the
+shapes, dtypes and constants there. ``examples`` and ``fuse.tensor`` provide what cannot be guessed.
 """
 
 from __future__ import annotations

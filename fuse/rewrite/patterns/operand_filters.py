@@ -1,9 +1,9 @@
-"""Filters by the names of operands, which rule out places of a form before any search.
+"""Rule out candidates of a form by the names of their operands, before any search.
 
     form    add(mul(f, c), mul(i, tanh(g)))        filters    add of mul, mul;  mul of tanh;  tanh
     graph   1,250 products, 12 of a tanh           the form is searched at those 12; if there are none, nowhere
 
-A filter is weaker than the search for the form, so that it rules out no match.
+A filter asks for less than the search does, so that it rules out no match.
 """
 
 from __future__ import annotations

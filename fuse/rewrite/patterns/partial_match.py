@@ -3,8 +3,8 @@
     form    relu <- add <- convolution      graph    relu <- sub <- convolution
     relu matches;  "`sub` where the pattern has `add`";  operators above the difference are not compared
 
-This serves candidates at which the form has no complete placement. Of several ways to go on, the best is taken, instead
-of trying all.
+Reports use it for candidates that match only in part. Where there are several ways to go on, the best one is followed,
+and the others are not tried.
 """
 
 from __future__ import annotations
