@@ -281,7 +281,7 @@ def constants(pattern: Pattern) -> list[int]:
 
 
 def as_model(
-    function: Callable[..., Any], arguments: Sequence[Any], held: Collection[int] = ()
+    function: Callable[..., Any], arguments: Sequence[Any], held: Collection[int]
 ) -> tuple[nn.Module, tuple[Any, ...]]:
     """A model that computes ``function(*arguments)``, with the ``held`` ones as its attributes; and the other ones."""
     if not held:

@@ -58,7 +58,7 @@ def outputs_of(graph: Graph) -> tuple[Node, ...]:
     return tuple(results)  # type: ignore[arg-type]  # FX allows any structure
 
 
-def part_of(graph: Graph, results: Sequence[Node], kept: Iterable[Node] = ()) -> GraphModule:
+def part_of(graph: Graph, results: Sequence[Node], kept: Iterable[Node]) -> GraphModule:
     """A graph of its own that computes ``results`` of ``graph``, and has the ``kept`` placeholders even if nothing
     reads them."""
     wanted, made, copies = cone([*results, *kept]), Graph(), dict[Node, Node]()

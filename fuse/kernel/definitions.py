@@ -11,7 +11,7 @@ region without products gets the schedule that every target uses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -90,7 +90,9 @@ def defined(computation: Computation) -> KernelBody:
     values, names = read_from_memory([*roots, *operands], products, first, computation.value_names)
     held = [Input(p.shape, p.dtype, first + i, contiguous_strides(p.shape)) for i, p in enumerate(products)]
     inputs = (*computation.inputs, *held)
-    called = _free("product", computation.names.values())
+    called = "product"
+    while any(name.startswith(called) for name in computation.names.values()):
+        called += "_"
     names_of_inputs = {**computation.names, **{h.position: f"{called}_{i}" for i, h in enumerate(held)}}
     pairs = zip(values[len(roots) :: 2], values[len(roots) + 1 :: 2], strict=True)
     statements: list[Statement] = []
@@ -102,13 +104,6 @@ def defined(computation: Computation) -> KernelBody:
     outputs = tuple(replace(output, value=value) for output, value in zip(computation.outputs, values, strict=False))
     body = schedule(Computation(inputs, outputs, names_of_inputs, names, computation.lines))
     return replace(body, inputs=body.inputs[:first], statements=(*statements, *body.statements))
-
-
-def _free(stem: str, taken: Iterable[str]) -> str:
-    """``stem`` with underscores appended until no name in ``taken`` begins with it."""
-    while any(name.startswith(stem) for name in taken):
-        stem += "_"
-    return stem
 
 
 def _contracted(left: Value, right: Value) -> Value:

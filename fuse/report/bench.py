@@ -231,9 +231,7 @@ def bench_table(report: BenchReport) -> RenderableType:
     )
 
 
-def _contender(
-    name: str, model: nn.Module, passes: Sequence[str] | None, caches: ExitStack, profiled: bool = False
-) -> Any:
+def _contender(name: str, model: nn.Module, passes: Sequence[str] | None, caches: ExitStack, profiled: bool) -> Any:
     """The model as the contender runs it, with empty caches until ``caches`` closes.
 
     If ``profiled``, the kernels of ``torch.compile`` also record events, which costs each a little time.

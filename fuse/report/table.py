@@ -100,7 +100,7 @@ def signed(value: int) -> str:
     return f"{value:+,}" if value else "0"
 
 
-def kinds_table(before: Count, after: Count, device: str = "") -> Table:
+def kinds_table(before: Count, after: Count, device: str) -> Table:
     """Launches by kind, then the other counts, before, after and as a difference; modelled time for a ``device``."""
     rows = [_row("launches", before.launches, after.launches)]
     for kind in dict.fromkeys([*before.by_kind, *after.by_kind]):
