@@ -26,7 +26,7 @@ from fuse.check.compare import Comparison, compare
 from fuse.check.draws import RecordedDraws, Replayed
 from fuse.check.inputs import CheckCall, copied, in_float64
 from fuse.check.locate import first_difference
-from fuse.check.outcome import Outcome, gradients_of, outcome_of, structure_problems, values_of
+from fuse.check.outcome import CallOutcome, gradients_of, outcome_of, structure_problems, values_of
 from fuse.check.sizes import Jittered, sizes
 from fuse.cost.count import count_dispatches, count_graph
 from fuse.cost.observe import CountingMode
@@ -213,7 +213,7 @@ def _outcome(
     train: bool,
     counting: CountingMode | None = None,
     counting_backward: CountingMode | None = None,
-) -> Outcome:
+) -> CallOutcome:
     _seed(seed)
     for tensor in call.tensors().values() if train else ():
         if tensor.is_leaf:
@@ -249,7 +249,7 @@ def _tangent(leaf: Tensor) -> Tensor:
     return torch.empty_like(leaf).copy_(numbers)
 
 
-def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[Outcome, int]:
+def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[CallOutcome, int]:
     """A later call of the compiled program, under a mode that counts its dispatches to ATen."""
     _seed(seed)
     leaves, _ = flatten_arguments(call.args, call.kwargs)
@@ -295,8 +295,8 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _reference(
-    call: CheckCall, eager: Outcome, seed: int, train: bool, draws: RecordedDraws
-) -> tuple[Outcome | None, str]:
+    call: CheckCall, eager: CallOutcome, seed: int, train: bool, draws: RecordedDraws
+) -> tuple[CallOutcome | None, str]:
     """The call in float64 with eager's random draws, or None, and a description of the reference."""
     try:
         with _default_dtype(torch.float64), Replayed(draws):
@@ -325,9 +325,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _compare_all(
-    fused: Outcome,
-    eager: Outcome,
-    exact: Outcome | None,
+    fused: CallOutcome,
+    eager: CallOutcome,
+    exact: CallOutcome | None,
     atol: float | None,
     rtol: float | None,
     rounding: float,
@@ -345,8 +345,8 @@ def _compare_all(
 
 def _sizes(
     call: CheckCall,
-    eager: Outcome,
-    exact: Outcome | None,
+    eager: CallOutcome,
+    exact: CallOutcome | None,
     seed: int,
     train: bool,
     draws: RecordedDraws,

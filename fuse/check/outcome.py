@@ -1,6 +1,6 @@
 """What a caller can notice of a call: results, writes, gradients, and which tensors share memory.
 
-    result, call   ->   Outcome   ->   differences between eager's outcome and the fused one, in words
+    result, call   ->   CallOutcome   ->   differences between eager's outcome and the fused one, in words
 
 Elements of tensors are compared elsewhere (compare.py).
 """
@@ -21,7 +21,7 @@ from fuse.runtime.guards import same_value
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """The state after one run, by name: results, inputs, other attributes of the model, gradients, aliases."""
 
     results: Mapping[str, Any]
@@ -32,11 +32,11 @@ class Outcome:
     kinds: tuple[Any, ...]
 
 
-def outcome_of(result: Any, call: CheckCall, gradients: Mapping[str, Tensor]) -> Outcome:
+def outcome_of(result: Any, call: CheckCall, gradients: Mapping[str, Tensor]) -> CallOutcome:
     """The state after ``call`` returned ``result``."""
     results, inputs = named_parts(result), call.tensors()
     attributes = {f"attribute {name}": part for name, part in call.attributes().items()}
-    return Outcome(results, inputs, attributes, gradients, _aliases(results, inputs), _kinds(result))
+    return CallOutcome(results, inputs, attributes, gradients, _aliases(results, inputs), _kinds(result))
 
 
 def gradients_of(call: CheckCall) -> dict[str, Tensor]:
@@ -67,13 +67,13 @@ def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def values_of(outcome: Outcome) -> dict[str, Tensor]:
+def values_of(outcome: CallOutcome) -> dict[str, Tensor]:
     """All tensors after a run, by name."""
     parts = (outcome.results, outcome.inputs, outcome.gradients)
     return {name: value for part in parts for name, value in part.items() if isinstance(value, Tensor)}
 
 
-def structure_problems(fused: Outcome, eager: Outcome) -> list[str]:
+def structure_problems(fused: CallOutcome, eager: CallOutcome) -> list[str]:
     """Everything in which the fused call differs from eager's, apart from the elements of tensors."""
     problems = []
     for part in ("results", "gradients", "attributes"):
