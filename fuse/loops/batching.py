@@ -66,6 +66,8 @@ class Batcher:
             self.known[node] = self.known[whole][position]  # type: ignore[index]
         elif self._shares_weight(node):
             self.known[node] = self._product(node, source)
+        elif node.target is aten.select_scatter.default and not self.batched.isdisjoint(node.all_input_nodes):
+            self.known[node] = self._written(node, source)
         else:
             self.known[node] = self._mapped(node, source)
         if any(operand in self.batched for operand in node.all_input_nodes):
@@ -104,6 +106,23 @@ class Batcher:
             return self.insert(aten.view.default, (product, [steps, rows, columns]), {}, source)
         product = self.insert(aten.view.default, (product, [rows, steps, columns]), {}, source)
         return self.insert(aten.permute.default, (product, [1, 0, 2]), {}, source)
+
+    # ---- writes of one position --------------------------------------------------------------------------------------
+
+    def _written(self, node: Node, source: str) -> Node:
+        """The same write in all steps. The rule of ``torch.vmap`` scatters the piece once for each element of the
+        dimension, all to one position: the value is right, and the piece's gradient a multiple."""
+        whole, piece, dim, position = node.args
+        steps = next(self.known[n].meta["val"].shape[0] for n in node.all_input_nodes if n in self.batched)
+        pair = []
+        for operand in (whole, piece):
+            value = self.known[operand]  # type: ignore[index]
+            if operand not in self.batched:
+                shape = [steps, *value.meta["val"].shape]
+                value = self.insert(aten.expand.default, (value, shape), {}, source)
+            pair.append(value)
+        dim = dim % node.meta["val"].dim() + 1
+        return self.insert(node.target, (*pair, dim, position), {}, source)
 
     # ---- everything else ---------------------------------------------------------------------------------------------
 

@@ -313,6 +313,26 @@ def test_look_ups_shifts_and_signs_in_a_step_are_differentiated_rolled(name: str
     launches_grow_not(run)
 
 
+@pytest.mark.parametrize("place", [(slice(None), 0), (0,), (slice(None), slice(1, 3)), (slice(None, None, 2), -1)])
+def test_a_write_into_a_large_product_that_leaves_the_loop_has_eagers_gradient(place: tuple[slice | int, ...]) -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer, self.inner = nn.Linear(64, 64), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, xs: Tensor) -> tuple[Tensor, Tensor]:
+            h, kept = xs.new_zeros(BATCH, WIDTH), []
+            for x in xs:
+                y = self.outer(x)
+                y[place] = x[place] * 2
+                h = torch.tanh(self.inner(h) + 1)
+                kept.append(y)
+            return torch.stack(kept), h
+
+    report = check(Written(), (torch.randn(STEPS, 5, 64, requires_grad=True),), train=True)
+    assert report.passed, report
+
+
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "mean": F.cross_entropy,
     "sum": lambda p, t: F.cross_entropy(p, t, reduction="sum"),

@@ -50,6 +50,24 @@ def test_a_softmax_runs_along_the_same_dimension_of_all_steps() -> None:
     assert softmax.target is aten._softmax.default
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, w: x.select_scatter(w[:, 0], -1, 2),
+        lambda x, w: w.select_scatter(x[:, 1], 1, 2),
+        lambda x, w: x.select_scatter(x[:, 0], 1, -1),
+    ],
+    ids=["of a weight", "into a weight", "of the step itself"],
+)
+def test_a_write_of_one_position_stays_one_so_that_its_gradient_is_right(
+    write: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    made = batched(write, torch.randn(3, 5), torch.randn(3, 3)[:, :1].expand(3, 5))
+    (scatter,) = [node for node in made if "scatter" in str(node.target)]
+    assert scatter.target is aten.select_scatter.default
+    assert scatter.args[2] == 2
+
+
 def test_a_number_beside_a_scalar_of_each_step_is_a_tensor_of_the_scalars_dtype() -> None:
     nodes = batched(lambda x, w: 0.5 * (x * w).sum(), torch.randn(4), torch.randn(4))
     assert [node.target for node in nodes[-2:]] == [aten.full.default, aten.mul.Tensor]
