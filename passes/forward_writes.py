@@ -125,6 +125,8 @@ def shows(node: Node, new: Tensor) -> str | None:
         if effects.reads_place(changed):
             return "an operator reads the memory around it"
         for user in changed.users:
+            if makes_contiguous(user):
+                continue
             result = _with_operand(user, changed, layout)
             if result is None:
                 return f"{user.name} would see another layout"
@@ -146,8 +148,25 @@ def _with_operand(user: Node, operand: Node, layout: Tensor) -> Tensor | None:
     return result
 
 
+def makes_contiguous(node: Node) -> bool:
+    """Whether ``node`` is a copy whose result is contiguous: it can be told to be, whatever the layout it copies."""
+    return node.target is aten.clone.default and node.meta["val"].is_contiguous()
+
+
+def keep_layouts_of_copies(read: Node) -> None:
+    """Tell the copies of ``read``, and of views of it, to be contiguous, as they are."""
+    worklist = [read]
+    while worklist:
+        for user in list(worklist.pop().users):
+            if makes_contiguous(user):
+                user.update_kwarg("memory_format", torch.contiguous_format)
+            elif effects.is_view(user):
+                worklist.append(user)
+
+
 def forward(read: Node, source: ReadSource) -> None:
     """Let the users of ``read`` have its value from ``source``."""
+    keep_layouts_of_copies(read)
     if source.written:
         new = piece(source.node, read)
     else:

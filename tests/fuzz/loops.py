@@ -80,6 +80,15 @@ LOOKUPS = (  # by what a step computes, of a table or of all steps
     "torch.nn.functional.avg_pool1d({a}.unsqueeze(1), 3, 1, 1).squeeze(1)", "{a}.cumprod(1)",
     "{a}.logcumsumexp(1) * 0.1",
 )  # fmt: skip
+RANKED = (  # by the largest elements, some of them equal; and windows of a value's own
+    "{a}.topk(2, 1).values.sum(1, keepdim=True) * {b}", "{a}.scatter(1, {b}.topk(2, 1)[1], {b}[:, :2])",
+    "{a}.gather(1, ({b} * 2).round().topk({n}, 1, False)[1])", "{a} * ({a} >= {a}.topk(2, 1).values[:, 1:])",
+    "{a}.scatter(1, {b}.argmax(1, keepdim=True).repeat(1, 2), {a}[:, -2:] * 0.5)",
+    "{a}.gather(1, {a}.round().topk({n}, 1, sorted=False).indices.flip(1)) + {b}",
+    "torch.nn.functional.pad({a}, (-1, 1)) + {b}", "torch.nn.functional.pad({a}, (2, -2), value=0.5) * {b}",
+    "torch.nn.functional.conv1d({a}[None], {b}[:, None, :2].tanh(), padding=1, groups=B)[0, :, 1:]",
+    "torch.nn.functional.conv1d({a}[:, None], {b}[:1, None, :2].tanh(), padding=1, dilation=2)[:, 0]",
+)  # fmt: skip
 WRITES = (  # into a copy of a value, and what a step keeps in containers and inner loops
     "{a}.clone(); {v}[:, 0] = {b}[:, -1]", "{a}.clone(); {v}[:, ::2] *= 0.5", "{a} * 1; {v}.t()[0].add_(0.25)",
     "{a}.clone(); {v}[{v} > 0.3137] = 0.25", "torch.zeros_like({a}); {v}[:, :1] = {b}[:, :1]; {v} += {a}",
@@ -89,7 +98,7 @@ WRITES = (  # into a copy of a value, and what a step keeps in containers and in
     "{a}\n        for _ in range(3): {v} = {v} * 0.5 + {b}.tanh()",
     "{a}\n        for s in range(2): {v} = torch.tanh({v} + s)",
 )  # fmt: skip
-GROUPS = (UNARY, BINARY, BINARY, REDUCTIONS, PRODUCTS, PRODUCTS, LIBRARY, LOOKUPS, WRITES)
+GROUPS = (UNARY, BINARY, BINARY, REDUCTIONS, PRODUCTS, PRODUCTS, LIBRARY, LOOKUPS, RANKED, WRITES)
 NEXT = (
     "torch.tanh({a})", "torch.sigmoid({a}) * {a}.tanh()", "{a}.tanh() * 0.5 + {h} * 0.5",
     "torch.where(keep[t], {a}.tanh(), {h})", "torch.nn.functional.layer_norm({a}, ({n},))", "{a}.softmax(1)",

@@ -40,6 +40,14 @@ def rows(x):
     return y
 
 
+def copies_of_turned_values(x):
+    y = torch.zeros(3, x.shape[1], len(x))
+    for t in range(1, x.shape[1]):
+        turned = (x[:, t, None] * torch.arange(3.0)).t()  # eager's sum lies like its first operand
+        y[:, t] = turned + torch.tanh(y[:, t - 1].clone().view(-1)).view(3, -1)
+    return y
+
+
 def own_rows(x):
     x = x.clone()
     for t in range(len(x)):
@@ -47,7 +55,9 @@ def own_rows(x):
     return x
 
 
-@pytest.mark.parametrize(("function", "launches"), [(average, 2), (two_steps_back, 3), (rows, 2)])
+@pytest.mark.parametrize(
+    ("function", "launches"), [(average, 2), (two_steps_back, 3), (rows, 2), (copies_of_turned_values, 3)]
+)
 def test_a_state_kept_in_the_tensor_that_is_filled_is_carried(function: Callable, launches: int) -> None:
     for steps in (8, 17):
         x = torch.randn(3, steps) if function is not rows else torch.randn(steps, 3)
