@@ -495,7 +495,14 @@ def _exact(number: int, divisor: int) -> int | None:
 def _quotient(function: str, symbol: str, number: int, divisor: int) -> int:
     """A quotient or remainder that is no polynomial, as a factor computed in the call."""
     value = plain(number) // plain(divisor) if symbol == "//" else plain(number) % plain(divisor)
-    return _computed(f"{function}({number}, {divisor})", f"({{0}} {symbol} {{1}})", value, number, divisor)
+    text = f"{function}({_unpinned(number)}, {_unpinned(divisor)})"
+    return _computed(text, f"({{0}} {symbol} {{1}})", value, number, divisor)
+
+
+def _unpinned(number: int) -> str:
+    """A number as text, also where printing an extent would pin it."""
+    apart = isinstance(number, Extent) and not number.conditions.of_text
+    return _any(number).conditions.python(terms_of(number)) if apart else str(number)
 
 
 def _computed(text: str, python: str, value: int, *of: int) -> Extent:
