@@ -85,8 +85,10 @@ class NewSizes:
         """How many sizes of this kind of call are captured at once, if this one is among the first."""
         if self._seen.grows(call.kind, call.leaves):
             return patience.SETTLED_GROWING
-        around = between is not None and between.common.checked and not between.within and not between.beyond
-        return patience.SETTLED_UNLIKE if around else patience.SETTLED
+        if between is None or between.within or not between.common.checked:
+            return patience.SETTLED
+        alone = not between.beyond or bool(self._ones(call)) or between.kind.reaches <= 0
+        return patience.SETTLED_UNLIKE if alone else patience.SETTLED
 
     def waits(self, call: ModelCall, state: StateGuard | None) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""

@@ -30,7 +30,8 @@ from fuse.runtime.compiling import Compiling
 SETTLED = 8
 """Sizes of one kind of call that are captured at once."""
 SETTLED_UNLIKE = 3
-"""The same for a size that needs a capture although the graph of others serves most sizes around it."""
+"""The same for a size that needs a capture of its own although the graph of others serves most sizes: one that equals
+another number of the model, or a batch of one."""
 SETTLED_GROWING = 1
 """The same for a tensor of one row that was empty: it grows, and the graphs of none and of one serve no other size."""
 SETTLED_NUMBERS = 3
