@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import combinations, combinations_with_replacement, product
+from itertools import combinations, combinations_with_replacement, permutations, product
 from typing import Any, Generic, TypeVar
 
 from fuse.kernel.extents import LEAST, LEAST_LOWERED, Conditions, Extent, Real
@@ -137,9 +137,9 @@ def relation_of(
 
     Sizes are the smallest numbers that differ between calls and do not follow from others. A number follows from sizes
     as a multiple of one or two of them, as a size plus or minus a constant, as the sum of two sizes, or as the
-    remainder of a size in whole windows. The numbers ``apart`` are always sizes. Calls in which a number is one are
-    used only if there are no others; with ``small``, all calls are used. Returns None if no number differs, or if a
-    negative number does not follow from others.
+    remainder of a size in whole windows; a negative number, also as the difference of two that are known. The numbers
+    ``apart`` are always sizes. Calls in which a number is one are used only if there are no others; with ``small``, all
+    calls are used. Returns None if no number differs, or if a negative number does not follow from others.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
@@ -170,7 +170,7 @@ def relation_of(
                 terms = sum_of(*(product_of(known[int, of], (((), times),)) for of, times in rests[column]))
             elif column[0] not in apart:
                 terms = _shift(column, sizes) or _sum(column, sizes)
-            if terms is None and min(column) < 0:
+            if terms is None and min(column) < 0 and (terms := _difference(column, factors)) is None:
                 return None
             if terms is None:
                 terms = (((f"n{len(sizes)}",), 1),)
@@ -236,6 +236,18 @@ def _sum(column: Column, sizes: Sequence[Column]) -> Terms | None:
         if all(c == a + b + shift for c, a, b in zip(column, one, two, strict=True)):
             terms = ((((), shift),) if shift else ()) + (((f"n{i}",), 1), ((f"n{j}",), 1))
             return sum_of(terms)
+    return None
+
+
+def _difference(column: Column, factors: Sequence[tuple[Column, Terms]]) -> Terms | None:
+    """A negative number as the difference of two factors; None if it is none.
+
+    >>> _difference((-5, -3), [((27, 13), ((("n0",), 1),)), ((2, 1), ((("n1",), 1),)), ((32, 16), ((("n1",), 16),))])
+    ((('n0',), 1), (('n1',), -16))
+    """
+    for (one, terms), (two, more) in permutations(factors, 2):
+        if all(c == a - b for c, a, b in zip(column, one, two, strict=True)):
+            return sum_of(terms, product_of(more, (((), -1),)))
     return None
 
 
