@@ -2,6 +2,9 @@
 
     groups  ->  region body  ->  kernel?   yes: rewrite      no: try its halves, then decline with the reason
 
+A stack of few pieces is computed in the kernel that reads it. Where the number of pieces varies from call to call, such
+a kernel would serve one number. So the stack has a kernel of its own, as if its pieces were many.
+
 Registers no pass.
 """
 
@@ -9,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch.fx import GraphModule, Node
 
 from fuse.kernel.domain import Domain, domain_of, join
-from fuse.kernel.lower import Declined, lower
+from fuse.kernel.lower import Declined, count_varies, lower, remember
+from fuse.kernel.members import alike_parts
 from fuse.rewrite import nested, regions
 from fuse.rewrite.partition import partition
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -68,6 +73,15 @@ def fuse_members(graph: GraphModule, members: Sequence[Node], domain: Domain) ->
     stays as it is."""
     if len(members) < 2:
         return
+    joined, readers = at_first_join(members)
+    if readers and (pieces := alike_parts(regions.build_body(joined)[0])):
+        if count_varies(*pieces):
+            yield declined(members, "the number of pieces varies: computed apart, they have one kernel for all numbers")
+            yield from fuse_members(graph, joined, domain)
+            yield from fuse_members(graph, readers, domain)
+            return
+        remember(*pieces)
+        remember(regions.build_body(readers)[0])
     body, inputs, results = regions.build_body(members)
     verdict = lower(body)
     if not isinstance(verdict, Declined):
@@ -79,3 +93,12 @@ def fuse_members(graph: GraphModule, members: Sequence[Node], domain: Domain) ->
     middle = most if not isinstance(lower(regions.build_body(members[:most])[0]), Declined) else len(members) // 2
     yield from fuse_members(graph, members[:middle], domain)
     yield from fuse_members(graph, members[middle:], domain)
+
+
+def at_first_join(members: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
+    """The members up to the first that stacks or concatenates values, and those after it, if these read it."""
+    for i, node in enumerate(members, 1):
+        if node.target in (torch.ops.aten.stack.default, torch.ops.aten.cat.default):
+            reads = any(regions.owner(value) is node for reader in members[i:] for value in reader.all_input_nodes)
+            return (members[:i], members[i:]) if reads else ((), ())
+    return (), ()

@@ -151,10 +151,8 @@ def _for_sizes(region: GraphModule, members: Members | None) -> Kernel | None:
     """A kernel of ``region`` that serves other sizes too; None if no size varies or there is no such kernel."""
     if (call := call_at_hand()) is None:
         return None
-    places: Any = members and (members.count, [(at.first, at.step, at.elements) for at in members.places])
-    spelling, numbers = text_and_numbers(
-        region, lambda node: plain_name(node.name) if node.op == "placeholder" else "", places, reals=True
-    )
+    places = _places(members)
+    spelling, numbers = _text(region, places)
 
     def lower(values: Numbers, conditions: Conditions) -> Kernel | None:
         sized, at = with_numbers(region, values, places, reals=True)
@@ -169,6 +167,35 @@ def _for_sizes(region: GraphModule, members: Members | None) -> Kernel | None:
         call.sizes,
         lower,
     )
+
+
+def _places(members: Members | None) -> Any:
+    """The numbers of ``members``, their count first."""
+    return members and (members.count, [(at.first, at.step, at.elements) for at in members.places])
+
+
+def _text(region: GraphModule, places: Any) -> tuple[str, Numbers]:
+    """The text that regions share if one kernel may serve them, and the numbers of this region."""
+    return text_and_numbers(
+        region, lambda node: plain_name(node.name) if node.op == "placeholder" else "", places, reals=True
+    )
+
+
+def remember(region: GraphModule, members: Members | None = None) -> None:
+    """Keep the numbers of a region that the first call has inside a larger one, for calls that have it alone."""
+    if (call := call_at_hand()) is not None and call.sizes is None:
+        _for_sizes(region, members)
+
+
+def count_varies(region: GraphModule, members: Members) -> bool:
+    """Whether the count of ``members`` is a size that varies, and other calls had other counts of them."""
+    call = call_at_hand()
+    if call is None or members.count not in (call.sizes or ()):
+        return False
+    spelling, numbers = _text(region, _places(members))
+    at = len(numbers) - 1 - 3 * len(members.places)  # three numbers of each place follow
+    known = _TEXTS.get(spelling, Text())
+    return any(other[at] != members.count for others in known.references.values() for other in others)
 
 
 def serve(

@@ -33,6 +33,43 @@ def test_a_model_with_as_many_results_as_steps_is_compiled_twice(
     assert compiled == [True, True, False, False, False]
 
 
+@pytest.mark.parametrize(
+    "sizes", [[(99, 7), (11, 5), (4, 2), (2, 5), (9, 11), (3, 4)], [(4, 7), (6, 5), (2, 3), (3, 9), (11, 5), (4, 4)]]
+)
+def test_training_with_few_or_many_results_is_compiled_twice(
+    sizes: list[tuple[int, int]], empty_cache: Path, compiled_sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients of few results are summed where they are stacked, as long as their number is not known to vary."""
+    monkeypatch.setattr(patience, "SETTLED", 1_000_000)
+    torch.manual_seed(0)
+    model = Model(several).train()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    compiled, launches = [], []
+    for steps, batch in sizes:
+        before = len(compiled_sources)
+        train(model, double, fused, torch.randn(steps, batch, 8))
+        compiled.append(len(compiled_sources) > before)
+        assert not fused.last_run.fallbacks
+        assert fused.last_run.backward
+        launches.append(fused.last_run.backward.launches)
+    assert compiled == [True] * 2 + [False] * 4
+    apart = 4  # the stack, its sum, two products
+    assert launches == [apart - (sizes[0][0] == 4), *[apart] * 5]
+
+
+def test_a_stack_of_two_is_reduced_in_one_kernel_at_a_batch_of_two(empty_cache: Path) -> None:
+    class Largest(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.stack([x * x, y * y]).view(-1, 8).amax(0)
+
+    fused = fuse.compile(model := Largest())
+    for batch in (5, 7, 2, 3):
+        x, y = torch.randn(2, batch, 8)
+        torch.testing.assert_close(fused(x, y), model(x, y))
+        assert not fused.last_run.fallbacks
+        assert fused.last_run.launches == 1, batch
+
+
 def test_few_results_have_the_kernel_of_many_where_their_number_varies(
     empty_cache: Path, compiled_sources: list[str]
 ) -> None:
