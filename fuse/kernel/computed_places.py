@@ -24,6 +24,7 @@ import torch
 from fuse.kernel.expressions import Parameter, fn, select
 from fuse.kernel.extents import pinned
 from fuse.kernel.index import Index
+from fuse.kernel.ir import identity
 from fuse.kernel.lookups import positions_of, strides_of, table_of, together
 from fuse.kernel.recipes import Call, Unsupported, apply, choice, convert, recipe, rounded
 from fuse.kernel.reductions import reduce as reduced
@@ -109,11 +110,11 @@ def _written(call: Call, places: _Places, piece: Value, piece_at: Callable[[Inde
     hit = view(reduced(written, several, "any"), shape)
     if one and not adds:
         return choice(hit, expand(view(piece, ()), shape), whole)
-    if not adds:
-        written = _last(written, rank)
+    if not adds:  # of one element and many identities; a sum with zeros would lose the sign of a zero
+        none = Constant(compared, dtype, identity("max", dtype).number)
+        last = reduced(choice(_last(written, rank), value, none), several, "max")
+        return choice(hit, view(last, shape), whole)
     added = total(choice(written, value, Constant(compared, dtype, 0)), several)
-    if not adds:
-        return choice(hit, view(convert(added, dtype), shape), whole)
     return choice(hit, convert(apply(operator.add, [whole, view(added, shape)], added.dtype, shape), dtype), whole)
 
 

@@ -258,7 +258,7 @@ class Generalised:
         for number in several:  # several formulas have this value
             del formulas[number]
         integers = numbers[: len(last.integers)]
-        size_conditions(model, args, kwargs, formulas, integers, conditions, last.training is not None)
+        size_conditions(model, args, kwargs, formulas, integers, conditions, last.training is not None, self.had())
         return {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
 
     def decide(self, met: Callable[..., bool]) -> bool:

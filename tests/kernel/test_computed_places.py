@@ -184,10 +184,12 @@ SCATTERED = [several_scattered, several_scattered_by_column]
 def test_of_several_elements_at_one_place_the_last_stays(write: Write, dtype: torch.dtype) -> None:
     fused = fuse.compile(Function(write))
     m, y = torch.randn(ROWS, WIDTH).to(dtype), torch.randn(4, WIDTH).to(dtype)
-    y[3, 0] = torch.inf
+    y[3, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0])
     for places in ([4, 1, 4, 1], [1, 2, 3, 0], [5, 5, 5, 5]):
         i = torch.tensor(places)
-        torch.testing.assert_close(fused(m, i, y), write(m, i, y))
+        got, wanted = fused(m, i, y), write(m, i, y)
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+        assert torch.equal(got[got == 0].signbit(), wanted[got == 0].signbit())
     assert not fused.last_run.aten
     with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         fused(m, torch.tensor([0, ROWS + WIDTH, 0, 0]), y)

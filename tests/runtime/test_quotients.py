@@ -46,6 +46,10 @@ def bounded(m: Model, x: Tensor) -> Tensor:
     return torch.tanh(m.first(x))[: min(x.shape[0] // 8, 5)] * 2
 
 
+def remainder_of_a_remainder(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(m.first(x))[: x.shape[0] % 8 % 3 + 1] * 2
+
+
 def every_other(m: Model, x: Tensor) -> Tensor:
     return torch.tanh(m.first(x))[::2].softmax(-1)
 
@@ -103,3 +107,15 @@ def test_a_length_with_another_remainder_is_not_served_by_chance(
     double, fused = copy.deepcopy(model).double(), fuse.compile(model)
     for length in (52, 68, 54, 30, 20, 42, 84, 65, 57, 63, 71, 64, 72, 9, 15):
         infer(model, double, fused, torch.randn(length, 4, WIDTH))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_remainder_that_was_the_same_in_captured_calls_is_no_constant(
+    training: bool,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """Calls of 51, 46 and 115 steps are cut to one step; one of 50 is cut to three."""
+    model = Model(remainder_of_a_remainder).train(training)
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for length in (29, 51, 9, 25, 46, 50, 52, 18, 115, 53, 49):
+        (train if training else infer)(model, double, fused, torch.randn(length, 4, WIDTH))
