@@ -25,15 +25,15 @@ MOST_TERMS = 3
 """Most terms of a polynomial: the extent of a strided view has three."""
 SPARE = 3
 """Samples beyond the number of coefficients, at which a polynomial is only checked."""
-MOST_SIZES = 2
-"""Most sizes that vary: three would need thirteen samples."""
+MOST_SIZES = 3
+"""Most sizes that vary, such as a batch and two lengths: four would need eighteen samples."""
 
 
 def fewest_samples(sizes: int) -> int:
     """Number of samples that polynomials in so many sizes need.
 
-    >>> fewest_samples(1), fewest_samples(2)
-    (6, 9)
+    >>> fewest_samples(1), fewest_samples(2), fewest_samples(3)
+    (6, 9, 13)
     """
     return comb(sizes + DETERMINED_DEGREE, DETERMINED_DEGREE) + SPARE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 
@@ -172,6 +173,32 @@ def test_sizes_one_after_another(programs: list[Made]) -> None:
     """Each size is beyond those before: captures and schedules further out serve those that follow."""
     run(residual, [(length, 3) for length in range(4, 44)])
     assert len(programs) >= 20
+
+
+class FromSource(nn.Module):
+    """Attention from one sequence to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.asked, self.norm = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory = F.gelu(self.given(source))
+        return self.norm(target + (self.asked(target) @ memory.transpose(1, 2)).softmax(-1) @ memory)
+
+
+def test_three_sizes_that_vary(programs: list[Made]) -> None:
+    """A batch, the length of a source and that of a target."""
+    torch.manual_seed(0)
+    model = FromSource().eval()
+    double, fused, draw = copy.deepcopy(model).double(), fuse.compile(model), random.Random(0)
+    with torch.no_grad():
+        for _ in range(60):
+            batch, source, target = draw.randint(2, 9), draw.randint(5, 40), draw.randint(5, 40)
+            x, y = torch.randn(batch, source, WIDTH), torch.randn(batch, target, WIDTH)
+            torch.testing.assert_close(fused(x, y), double(x.double(), y.double()).float(), rtol=1e-4, atol=1e-5)
+            assert not fused.last_run.fallbacks
+    assert len(programs) >= 8
 
 
 def test_sizes_in_whole_windows_and_halves() -> None:
