@@ -373,16 +373,6 @@ def varies(number: object) -> bool:
     return isinstance(number, Extent)
 
 
-def is_computed(number: Extent) -> bool:
-    """Whether the number is made of quotients, remainders or minima, and no polynomial in the sizes.
-
-    >>> rows = Conditions().size("rows", 12)
-    >>> is_computed(rows * 2 + 1), is_computed(rows % 5)
-    (False, True)
-    """
-    return any("(" in factor for factors, _ in number.terms for factor in factors)
-
-
 def is_one(number: int) -> bool:
     """Whether a size is one in every call. False for every size that varies; nothing is recorded.
 

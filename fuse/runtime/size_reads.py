@@ -17,7 +17,6 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -26,7 +25,6 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuse.graph.capture import prepared
@@ -34,8 +32,7 @@ from fuse.graph.joint import JointRecorder
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.patched import in_this_thread, patched
 from fuse.graph.recorder import Recorder
-from fuse.kernel.extents import Conditions, Extent, is_computed, pinned
-from fuse.kernel.region_text import Numbers
+from fuse.kernel.extents import Conditions, Extent
 from fuse.runtime.counting import counting
 from fuse.runtime.unrecorded_uses import recording_uses
 from fuse.runtime.watched_integers import WatchedInteger, passed, watched
@@ -60,19 +57,17 @@ def size_conditions(
     integers: Sequence[Any],
     conditions: Conditions,
     gradients: bool,
-    calls: Sequence[Numbers] = (),
 ) -> None:
     """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
 
     ``integers`` are the integer arguments, extents where they vary. With ``gradients``, the call is captured with its
-    gradients, on which ``forward`` may depend. ``calls`` are the sizes of the captured calls: a quotient or remainder
-    that operators get is a constant of the graph if it was the same in all of these, and is recorded to have its value.
+    gradients, on which ``forward`` may depend.
 
     Raises:
         Unfollowed: a size without a formula was compared, or a use cannot be recorded.
         CaptureError: the call cannot be captured.
     """
-    following = _Following(formulas, integers, conditions, calls)
+    following = _Following(formulas, integers, conditions)
 
     def record(plan: Plan) -> Any:
         with prepared(model, args, kwargs) as fake_mode:
@@ -86,12 +81,8 @@ def size_conditions(
 class _Following:
     """Source of the sizes that fake tensors return in one thread: symbolic in user code, plain in operators."""
 
-    def __init__(
-        self, formulas: Formulas, integers: Sequence[Any], conditions: Conditions, calls: Sequence[Numbers]
-    ) -> None:
+    def __init__(self, formulas: Formulas, integers: Sequence[Any], conditions: Conditions) -> None:
         self._formulas = formulas
-        self._calls = calls
-        self._of_calls = replace(conditions, functions={})  # without sizes that have no formula
         self.watches = any(isinstance(one, Extent) for one in integers)
         self._integers = iter(integers)
         self._running: dict[FrameType, Any] = {}  # the function of C that each frame calls now
@@ -122,23 +113,6 @@ class _Following:
         """The length of a list as ``forward`` sees it: a size, if one has this value."""
         return self.number(number) if number in self._formulas else number
 
-    def operands(self, value: Any) -> None:
-        """Record that quotients among an operator's arguments have their values, if all captured calls had one value.
-
-        For ``y[: n % 8 % 3 + 1]`` in calls of 46, 51 and 115 steps, the graph has a cut to one step.
-        """
-        if isinstance(value, slice):
-            value = value.start, value.stop, value.step
-        if isinstance(value, (tuple, list)):
-            for one in value:
-                self.operands(one)
-        elif isinstance(value, dict):
-            self.operands([*value.values()])
-        elif isinstance(value, Extent) and is_computed(value):
-            known = self._of_calls
-            if UNKNOWN in known.python(value.terms) or len({known.value(value, one) for one in self._calls}) == 1:
-                pinned(value)
-
     def check(self) -> None:
         """Raise ``Unfollowed`` if a use of a size was not recorded."""
         if self._refused:
@@ -157,7 +131,7 @@ class _Following:
             self._plain -= 1
             running = self._running if self.watches else None
             try:
-                with recording_uses(self._refused.append, lambda: self._plain > 0, names, running), _Operands(self):
+                with recording_uses(self._refused.append, lambda: self._plain > 0, names, running):
                     yield
             finally:
                 self._plain += 1
@@ -170,18 +144,6 @@ class _Following:
             yield
         finally:
             self._plain -= 1
-
-
-class _Operands(TorchFunctionMode):
-    """The arguments of torch's functions, before C code takes the plain numbers of extents."""
-
-    def __init__(self, following: _Following) -> None:
-        super().__init__()
-        self._following = following
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._following.operands((args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 class _Size(tuple[int, ...]):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuse.kernel.extents import Extent, is_computed, pinned, plain
+from fuse.kernel.extents import Extent, pinned, plain
 
 Called = Callable[[FrameType], Any]
 """The function of C that a frame calls now; None if it calls none."""
@@ -60,7 +60,8 @@ class WatchedInteger:
 
     def passed(self) -> int:
         """The number for an operator. The numbers of graphs are polynomials in sizes; any other number is recorded."""
-        return int(pinned(self._extent)) if is_computed(self._extent) else plain(self._extent)
+        computed = any("(" in factor for factors, _ in self._extent.terms for factor in factors)
+        return int(pinned(self._extent)) if computed else plain(self._extent)
 
     def __index__(self) -> int:
         return self.passed() if is_operator(self._called(sys._getframe(1))) else int(pinned(self._extent))
