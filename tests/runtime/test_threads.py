@@ -166,7 +166,7 @@ def test_first_calls_at_once_are_right(shared: bool) -> None:
     finished: list[int] = []
 
     def work(number: int) -> None:
-        x = torch.randn(1 + number % 3, 4)
+        x = torch.randn(2 + number % 2, 4)  # two sizes: both are captured at their first call
         with torch.no_grad():
             start.wait(PATIENCE)
             for _ in range(3):
