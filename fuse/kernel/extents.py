@@ -40,6 +40,7 @@ class Conditions:
         noted: recorded comparisons, as Python expressions over the names, with their outcomes.
         quotients: factors of polynomials that are divisions, remainders or minima: their text in the kernel (a call
             of a function that the target defines), and the same as a Python expression.
+        computed: numbers with such factors, as Python expressions; kept if ``of_text`` is False.
         functions: compiled Python expressions, by their text.
         of_text: whether an extent prints as its polynomial; otherwise printing or hashing an extent pins it.
     """
@@ -49,6 +50,7 @@ class Conditions:
     usual: tuple[Any, ...] = ()
     noted: dict[str, bool] = field(default_factory=dict)
     quotients: dict[str, str] = field(default_factory=dict)
+    computed: dict[str, None] = field(default_factory=dict)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False, compare=False)
     of_text: bool = True
 
@@ -133,6 +135,8 @@ class Extent(int):
         made = super().__new__(cls, value)
         made.terms = terms
         made.conditions = conditions
+        if not conditions.of_text and any(factor in conditions.quotients for factors, _ in terms for factor in factors):
+            conditions.computed[conditions.python(terms)] = None
         return made
 
     def _made(self, value: int, terms: Terms) -> int:

@@ -259,14 +259,14 @@ class Generalised:
             del formulas[number]
         integers = numbers[: len(last.integers)]
         size_conditions(model, args, kwargs, formulas, integers, conditions, last.training is not None)
-        noted = {**conditions.noted, **self._alike(conditions.quotients.values(), sizes)}
+        noted = {**conditions.noted, **self._alike(conditions.computed, sizes)}
         return {text: outcome for text, outcome in noted.items() if UNKNOWN not in text}
 
     def _alike(self, computed: Iterable[str], sizes: Numbers) -> dict[str, bool]:
         """Whether numbers that ``forward`` computes have the values that they had in all members, if these are equal.
 
         Such a number may be a constant of the graph. In ``y[: n % 8 % 3 + 1]``, the remainder is 0 for 46, 51 and 115
-        steps, and 2 for 50.
+        steps, and 2 for 50. In ``y[: n % 4 - n % 2 + 1]``, both remainders vary, but their difference is 0 or 2.
         """
         found = {}
         for python in computed:

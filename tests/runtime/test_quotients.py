@@ -133,3 +133,22 @@ def test_a_remainder_that_was_the_same_in_captured_calls_is_no_constant(
     double, fused = copy.deepcopy(model).double(), fuse.compile(model)
     for length in (29, 51, 9, 25, 46, 115, 50, 52, 18, 53, 49):
         (train if training else infer)(model, double, fused, torch.randn(length, 4, WIDTH))
+
+
+def between_remainders(m: Model, x: Tensor) -> Tensor:
+    y, apart = m.first(x), x.shape[0] % 4 - x.shape[0] % 2
+    for _ in range(apart + 1):
+        y = torch.tanh(y)
+    return y[: apart + 2]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_remainders_that_vary_but_not_their_difference(
+    training: bool,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """The difference is 0 for the first lengths, and 2 for 50 and 51."""
+    model = Model(between_remainders).train(training)
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for length in (48, 53, 116, 61, 92, 45, 24, 50, 51, 52, 34, 64, 65, 66, 67):
+        (train if training else infer)(model, double, fused, torch.randn(length, 4, WIDTH))
