@@ -112,6 +112,7 @@ _KERNELS: dict[str, Kernel | Declined] = {}
 def lower(region: GraphModule, config: Config = DEFAULT) -> Kernel | Declined:
     """The kernel of ``region``, or the reason why there is none.
 
+    >>> import torch
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(torch.randn(4, 8))
     >>> kernel = lower(graph)
@@ -261,7 +262,8 @@ def lower_for_sizes(region: GraphModule, conditions: Conditions, members: Member
 def attempt(lowered: Callable[[], Made]) -> Made | Declined:
     """The result of ``lowered``, or the reason for its failure. An internal fault becomes a warning and a reason.
 
-    >>> attempt(lambda: 3), attempt(lambda: values_of(torch.fx.Graph().output(None)))
+    >>> from torch.fx import Graph
+    >>> attempt(lambda: 3), attempt(lambda: values_of(Graph().output(None)))
     (3, Declined(reason='output has no kernel'))
     """
     try:

@@ -21,6 +21,7 @@ import fuse
 from fuse.check import oracle
 from fuse.check.draws import RecordedDraws
 from fuse.check.inputs import CheckCall, copied
+from fuse.check.outcome import structure_problems
 from fuse.errors import FuseError
 from fuse.kernel.cpu import emit, loop_kernel, loop_units
 from fuse.loops import distributing
@@ -128,7 +129,7 @@ def _in_turn(program: Program) -> tuple[str, int]:
             tolerance = program.tolerance
             compared = oracle._compare_all(outcome, eager, exact, tolerance, tolerance, 0.0, dict)
             problems = [f"{c.name}: {c.problem}" for c in compared if c.problem]
-            problems += oracle._structure_problems(outcome, eager)
+            problems += structure_problems(outcome, eager)
             run = fused.last_run
             assert run is not None
             problems += [f.reason for f in run.fallbacks if any(text in f.reason for text in OURS)]

@@ -100,7 +100,7 @@ class Steps(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self.layers):
             y = self.mix(x)
-            x = self.norm(x + (torch.softmax(y @ y.mT, -1) @ y).topk(32).values)
+            x = self.norm(x + (torch.softmax(y @ y.mT, -1) @ y).sort(-1).values)
         return x
 
 

@@ -266,6 +266,7 @@ def test_a_reader_that_waits_for_another_stays_behind_it() -> None:
 def test_a_single_row_of_a_call_whose_sizes_vary(width: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of calls with more rows serves it, where packing the weight costs next to nothing."""
     monkeypatch.setattr(patience, "AT_ONCE", 3)
+    monkeypatch.setattr(patience, "SETTLED_UNLIKE", 8)
     model = nn.Sequential(nn.Linear(width, width), nn.Tanh()).eval()
     fused = fuse.compile(model)
     with torch.no_grad():
