@@ -40,7 +40,6 @@ class Conditions:
         noted: recorded comparisons, as Python expressions over the names, with their outcomes.
         quotients: factors of polynomials that are divisions, remainders or minima: their text in the kernel (a call
             of a function that the target defines), and the same as a Python expression.
-        computed: numbers with such factors, as Python expressions; kept if ``of_text`` is False.
         functions: compiled Python expressions, by their text.
         of_text: whether an extent prints as its polynomial; otherwise printing or hashing an extent pins it.
     """
@@ -50,7 +49,6 @@ class Conditions:
     usual: tuple[Any, ...] = ()
     noted: dict[str, bool] = field(default_factory=dict)
     quotients: dict[str, str] = field(default_factory=dict)
-    computed: dict[str, None] = field(default_factory=dict)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False, compare=False)
     of_text: bool = True
 
@@ -135,8 +133,6 @@ class Extent(int):
         made = super().__new__(cls, value)
         made.terms = terms
         made.conditions = conditions
-        if not conditions.of_text and any(factor in conditions.quotients for factors, _ in terms for factor in factors):
-            conditions.computed[conditions.python(terms)] = None
         return made
 
     def _made(self, value: int, terms: Terms) -> int:
@@ -499,14 +495,7 @@ def _exact(number: int, divisor: int) -> int | None:
 def _quotient(function: str, symbol: str, number: int, divisor: int) -> int:
     """A quotient or remainder that is no polynomial, as a factor computed in the call."""
     value = plain(number) // plain(divisor) if symbol == "//" else plain(number) % plain(divisor)
-    text = f"{function}({_unpinned(number)}, {_unpinned(divisor)})"
-    return _computed(text, f"({{0}} {symbol} {{1}})", value, number, divisor)
-
-
-def _unpinned(number: int) -> str:
-    """A number as text, also where printing an extent would pin it."""
-    apart = isinstance(number, Extent) and not number.conditions.of_text
-    return _any(number).conditions.python(terms_of(number)) if apart else str(number)
+    return _computed(f"{function}({number}, {divisor})", f"({{0}} {symbol} {{1}})", value, number, divisor)
 
 
 def _computed(text: str, python: str, value: int, *of: int) -> Extent:

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import combinations, combinations_with_replacement, permutations, product
 from typing import Any, Generic, TypeVar
 
-from fuse.kernel.extents import LEAST, LEAST_LOWERED, Conditions, Extent, Real
+from fuse.kernel.extents import LEAST, LEAST_LOWERED, Conditions, Real
 from fuse.kernel.polynomials import Terms, product_of, sum_of
 from fuse.kernel.region_text import Numbers
 
@@ -131,15 +131,15 @@ Relation = tuple[int | Terms, ...]
 
 
 def relation_of(
-    now: Numbers, references: Sequence[Numbers], apart: frozenset[int] = frozenset(), small: bool = False
+    now: Numbers, references: Sequence[Numbers], apart: frozenset[int] = frozenset()
 ) -> tuple[tuple[int, ...], Relation] | None:
     """The numbers ``now`` of a text as polynomials in its sizes: positions of the sizes, and a term for every number.
 
     Sizes are the smallest numbers that differ between calls and do not follow from others. A number follows from sizes
     as a multiple of one or two of them, as a size plus or minus a constant, as the sum of two sizes, or as the
     remainder of a size in whole windows; a negative number, also as the difference of two that are known. The numbers
-    ``apart`` are always sizes. Calls in which a number is one are used only if there are no others; with ``small``, all
-    calls are used. Returns None if no number differs, or if a negative number does not follow from others.
+    ``apart`` are always sizes. Calls in which a number is one are used only if there are no others. Returns None if no
+    number differs, or if a negative number does not follow from others.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
@@ -150,7 +150,7 @@ def relation_of(
     >>> relation_of((9, 55, -55), [(5, 59, -59)])  # 64 - steps
     ((0,), (((('n0',), 1),), (((), 64), (('n0',), -1)), (((), -64), (('n0',), 1))))
     """
-    alike = [o for o in references if small or all(map(are_alike, now, o))]
+    alike = [o for o in references if all(map(are_alike, now, o))]
     alike = alike or [o for o in references if all(map(_are_alike_but_for_ones, now, o))]
     columns = list(zip(now, *alike, strict=True))
     vary = {position for position, column in enumerate(columns) if len(set(column)) > 1}
@@ -275,20 +275,13 @@ def _rests(columns: Set[Column], apart: frozenset[int]) -> dict[Column, tuple[tu
     return found
 
 
-def lifted(
-    relation: Relation, sizes: Numbers, usual: Numbers, of_text: bool = True, quotients: Mapping[str, str] | None = None
-) -> tuple[Conditions, Numbers]:
-    """The numbers of a call with these sizes, numbers that vary as extents; and the conditions of these extents.
-
-    ``quotients``: Python expressions for the names in ``relation`` that are not sizes.
-    """
-    conditions = Conditions(of_text=of_text, quotients=dict(quotients or {}))
+def lifted(relation: Relation, sizes: Numbers, usual: Numbers, of_text: bool = True) -> tuple[Conditions, Numbers]:
+    """The numbers of a call with these sizes, numbers that vary as extents; and the conditions of these extents."""
+    conditions = Conditions(of_text=of_text)
     values: dict[str, Any] = {}
     for i, (size, most) in enumerate(zip(sizes, usual, strict=True)):
         name = f"n{i}"
         values[name] = conditions.real(name, size) if isinstance(size, float) else conditions.size(name, size, most)
-    for name, python in conditions.quotients.items():
-        values[name] = Extent(conditions.function(python)(*sizes), (((name,), 1),), conditions)
     numbers: list[Any] = []
     for number in relation:
         if isinstance(number, tuple) and isinstance(real := values[number[-1][0][-1]], Real):

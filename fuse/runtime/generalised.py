@@ -15,8 +15,6 @@ A call at new sizes gets the graph of others if all of these conditions hold:
 - Each new size differs from captured ones by a multiple of the greatest common divisor of their differences: if all
   were even, nothing is known of odd ones. The captured sizes vary independently: if all batches have 48 tokens, a
   division by 48 could also be a division by the number of tokens.
-- A number may also be a quotient or a remainder of a size (:mod:`fuse.runtime.quotients`), where all quotients that
-  give its known values agree on the new size. Graphs with no padding, or one window, then count as those with more.
 - Each number of the new graph is between the least and the largest value that it had in captured graphs, and the order
   of any two numbers occurred in one of these graphs. So a comparison without a record (in a pass, in the decomposition
   of an operator) has an outcome that it had before, with the same text.
@@ -27,7 +25,7 @@ Kernels are looked up or made as for a capture.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
@@ -46,7 +44,6 @@ from fuse.runtime.guards import sources_of
 from fuse.runtime.number_ranges import NumberRanges, number_ranges
 from fuse.runtime.probing_sizes import arguments_at, probe_sizes
 from fuse.runtime.program import Program
-from fuse.runtime.quotients import quotients_through
 from fuse.runtime.resized import arguments_in, spelled_graphs
 from fuse.runtime.size_reads import UNKNOWN, size_conditions
 from fuse.runtime.sized_programs import SizedPrograms
@@ -60,10 +57,6 @@ FEWEST_OF_ONE_SIZE = 3
 constant, a multiple of a square) follows from one or two calls, and the others check it."""
 MOST_COLUMNS = 256
 """Most distinct numbers of a graph, whose order is compared pair by pair; larger graphs are captured at each size."""
-
-
-Quotients = Mapping[str, tuple[str, ...]]
-"""By name of a quotient, the formulas that may give it."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class CapturedCall:
             return None
         text += self.training.extra() if self.training else ""
         numbers = (*self.integers, *numbers)
-        return CapturedGraphs(self, text, f"{text}{_small(numbers)}", numbers, arguments)
+        return CapturedGraphs(self, f"{text}{_small(numbers)}", numbers, arguments)
 
 
 @dataclass(frozen=True)
@@ -112,11 +105,9 @@ class CapturedGraphs:
     The first ``arguments`` numbers are these integers, and the layouts of arguments.
 
     The text includes the numbers that are too small to vary: a batch of one has another text than larger ones.
-    ``outline`` is the text without these.
     """
 
     call: CapturedCall
-    outline: str
     text: str
     numbers: Numbers
     arguments: int
@@ -133,7 +124,6 @@ class Generalised:
         sources: for each size, ``(position, factor, shift)``: number ``position`` of the arguments is
             ``factor * size + shift``.
         steps: for each size, one of its values, and the greatest common divisor of differences between its values.
-        quotients: by the names in ``relation`` that are no sizes, what these are.
         distinct: positions of the distinct numbers.
         ranges: the values and orders that these had.
         met: whether all comparisons in ``forward`` have the same outcomes at other sizes; None before it was run.
@@ -146,7 +136,6 @@ class Generalised:
     relation: Relation
     sources: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, int], ...]
-    quotients: Quotients
     distinct: tuple[int, ...]
     ranges: NumberRanges
     met: Callable[..., bool] | None = None
@@ -167,26 +156,11 @@ class Generalised:
     @cached_property
     def evaluate(self) -> Callable[..., Numbers]:
         """Computes all numbers from sizes."""
-        return self._named.evaluator(self.relation)
+        return _sizes(len(self.sources)).evaluator(self.relation)
 
     @cached_property
     def _evaluate_arguments(self) -> Callable[..., Numbers]:
-        return self._named.evaluator(self.relation[: self.members[-1].arguments])
-
-    @cached_property
-    def _named(self) -> Conditions:
-        return _sizes(len(self.sources), self.quotients)
-
-    @cached_property
-    def _choices(self) -> list[Callable[..., Any]]:
-        """For each quotient, the values of the formulas that may give it."""
-        return [self._named.function(f"{{{', '.join(choices)}}}") for choices in self.quotients.values()]
-
-    @cached_property
-    def with_quotients(self) -> Callable[..., Numbers]:
-        """Computes from sizes the numbers of which all others are polynomials: the sizes and their quotients."""
-        names = (*self._named.sizes, *self.quotients)
-        return self._named.evaluator([(((name,), 1),) for name in names])
+        return _sizes(len(self.sources)).evaluator(self.relation[: self.members[-1].arguments])
 
     def sizes(self, given: Numbers) -> tuple[int, ...] | None:
         """The sizes of a call with these integer arguments and layouts; None if these do not fit the formulas."""
@@ -202,11 +176,7 @@ class Generalised:
         """Whether the numbers for these sizes are between those of the members, in an order that some member has."""
         if any((size - had) % step for size, (had, step) in zip(sizes, self.steps, strict=True)):
             return False
-        return self.are_known(sizes) and self.ranges.include(sizes)
-
-    def are_known(self, sizes: Sequence[int]) -> bool:
-        """Whether the quotients of these sizes are known."""
-        return all(len(choices(*sizes)) == 1 for choices in self._choices)
+        return self.ranges.include(sizes)
 
     def had(self, made_up: bool = True) -> list[tuple[int, ...]]:
         """The sizes of the members, with those of ``made_up`` calls or without."""
@@ -240,14 +210,14 @@ class Generalised:
                 return False
             if any(noted.setdefault(text, outcome) is not outcome for text, outcome in found.items()):
                 return False
-        known = replace(self._named, values=sizes, noted=noted)
+        known = replace(_sizes(len(sizes)), values=sizes, noted=noted)
         return bool(further) and self.decide(known.met())
 
     def _noted(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
     ) -> dict[str, bool]:
         """The comparisons of sizes in one run of ``forward``, with their outcomes."""
-        conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False, quotients=self._named.quotients)
+        conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False)
         last = self.members[-1].call
         formulas: dict[int, int] = {}
         several: set[int] = set()
@@ -259,23 +229,7 @@ class Generalised:
             del formulas[number]
         integers = numbers[: len(last.integers)]
         size_conditions(model, args, kwargs, formulas, integers, conditions, last.training is not None)
-        noted = {**conditions.noted, **self._alike(conditions.computed, sizes)}
-        return {text: outcome for text, outcome in noted.items() if UNKNOWN not in text}
-
-    def _alike(self, computed: Iterable[str], sizes: Numbers) -> dict[str, bool]:
-        """Whether numbers that ``forward`` computes have the values that they had in all members, if these are equal.
-
-        Such a number may be a constant of the graph. In ``y[: n % 8 % 3 + 1]``, the remainder is 0 for 46, 51 and 115
-        steps, and 2 for 50. In ``y[: n % 4 - n % 2 + 1]``, both remainders vary, but their difference is 0 or 2.
-        """
-        found = {}
-        for python in computed:
-            if UNKNOWN not in python:
-                value = self._named.function(python)
-                if len(had := {value(*one) for one in self.had()}) == 1:
-                    (only,) = had
-                    found[f"({python} == {only})"] = value(*sizes) == only
-        return found
+        return {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
 
     def decide(self, met: Callable[..., bool]) -> bool:
         """Set ``met`` if it is true for all members, and false for each graph of another text between them."""
@@ -296,108 +250,36 @@ def generalised(graphs: Sequence[CapturedGraphs], fewest: int = FEWEST_OF_ONE_SI
     probably vary.
     """
     last = graphs[-1]
-    if last.call.made_up:
-        return None
     alike = (one for one in graphs if one.text == last.text and all(map(are_alike, one.numbers, last.numbers)))
     same = [one for one in alike if all(map(_same_constants, one.call.graphs, last.call.graphs))]
-    found = _polynomials(same, fewest)
-    if fewest == FEWEST_OF_ONE_SIZE and (found is None or _are_multiples(found, last.arguments)):
-        of_outline = [one for one in graphs if one.outline == last.outline]
-        mates = [one for one in of_outline if all(map(_same_constants, one.call.graphs, last.call.graphs))]
-        if (with_quotients := _with_quotients(mates)) is not None:
-            found, same = with_quotients, mates
-    if found is None:
+    if len(same) < fewest or last.call.made_up:
         return None
-    positions, relation, quotients = found
-    names = _sizes(len(positions)).sizes
-    if not _are_independent_sizes(names, relation, [one.numbers for one in same]):
-        return None
-    sources = [_source_of(name, relation[: last.arguments]) for name in names]
-    columns: dict[Numbers, int] = {}
-    for position, column in enumerate(zip(*(one.numbers for one in same), strict=True)):
-        columns.setdefault(column, position)
-    if not all(sources) or len(columns) > MOST_COLUMNS:
-        return None
-    small = [(number,) * len(same) for number in (_SMALL if quotients else ())]
-    numbers = [*(relation[i] for i in columns.values()), *(_SMALL if quotients else ())]
-    return Generalised(
-        tuple(same),
-        tuple(one for one in graphs if one not in same and one.arguments == last.arguments),
-        relation,
-        tuple(source for source in sources if source),
-        tuple(_steps([one.numbers[position] for one in same]) for position in positions),
-        quotients,
-        tuple(columns.values()),
-        number_ranges([*columns, *small], _sizes(len(names), quotients).evaluator(numbers)),
-    )
-
-
-_SMALL = (0, 1, -1)
-"""Numbers that passes may treat apart: whether another one equals them counts as an order of numbers."""
-
-Formulas = tuple[tuple[int, ...], Relation, Quotients]
-"""The positions of the sizes among the numbers of a text, all numbers as polynomials in these and in quotients, and
-these quotients."""
-
-
-def _polynomials(same: Sequence[CapturedGraphs], fewest: int) -> Formulas | None:
-    """Formulas without quotients for the numbers of graphs with one text; None if there are none."""
-    if len(same) < fewest:
-        return None
-    found = relation_of(same[-1].numbers, [one.numbers for one in same[:-1]])
+    found = relation_of(last.numbers, [one.numbers for one in same[:-1]])
     if found is None or (len(found[0]) > 1 and len(same) < FEWEST):
         return None
     positions, relation = _in_order(*found)
+    names = _sizes(len(positions)).sizes
     if any(len({one.numbers[position] for one in same}) < fewest for position in positions):
         return None
-    arguments = relation[: same[-1].arguments]
-    return (positions, relation, {}) if all(_source_of(f"n{i}", arguments) for i in range(len(positions))) else None
-
-
-def _are_multiples(formulas: Formulas, arguments: int) -> bool:
-    """Whether a length of an argument is a multiple of a size, which may be a quotient of all lengths."""
-    positions, relation, _ = formulas
-    sources = (_source_of(f"n{i}", relation[:arguments]) for i in range(len(positions)))
-    return any(source is not None and source[1] != 1 for source in sources)
-
-
-def _with_quotients(same: Sequence[CapturedGraphs]) -> Formulas | None:
-    """Formulas for the numbers of graphs with one outline, some of which are quotients of sizes; None if there are
-    none."""
-    if len(same) < FEWEST:
+    if not _are_independent_sizes(relation, [one.numbers for one in same]):
         return None
-    of_arguments = [one.numbers[: one.arguments] for one in same]
-    given = relation_of(of_arguments[-1], of_arguments[:-1], small=True)
-    if given is None:
+    sources = [_source_of(name, relation[: last.arguments]) for name in names]
+    if not all(sources):
         return None
-    columns = list(zip(*(one.numbers for one in same), strict=True))
-    now = min(range(len(same)), key=lambda i: _by_chance(columns, given[0], i))
-    numbers = [one.numbers for one in same]
-    sizes = frozenset(numbers[now][position] for position in given[0])
-    found = relation_of(numbers[now], [*numbers[:now], *numbers[now + 1 :]], sizes, small=True)
-    if found is None or any(len(set(columns[position])) < FEWEST_OF_ONE_SIZE for position in found[0]):
+    columns: dict[Numbers, int] = {}
+    for position, column in enumerate(zip(*(one.numbers for one in same), strict=True)):
+        columns.setdefault(column, position)
+    if len(columns) > MOST_COLUMNS:
         return None
-    free = [position for position in found[0] if position in given[0]]
-    names = {position: f"n{i}" for i, position in enumerate(sorted(free))}
-    had = {name: columns[position] for position, name in names.items()}
-    quotients: dict[str, tuple[str, ...]] = {}
-    for position in found[0]:
-        if position not in names:
-            names[position] = f"quotient{len(quotients)}()"
-            quotients[names[position]] = quotients_through(columns[position], had)
-    if len(free) < len(given[0]) or not all(quotients.values()):
-        return None
-    if not quotients:
-        return None
-    return tuple(sorted(free)), _renamed(found[1], [names[position] for position in found[0]]), quotients
-
-
-def _by_chance(columns: Sequence[Numbers], sizes: Sequence[int], call: int) -> tuple[int, int]:
-    """How many numbers of a call equal one of its sizes by chance, and how many are too small to vary."""
-    own = {columns[position] for position in sizes}
-    values = {column[call] for column in own}
-    others = set(columns) - own
-    return sum(column[call] in values for column in others), sum(abs(column[call]) < LEAST_LOWERED for column in others)
+    return Generalised(
+        tuple(same),
+        tuple(one for one in graphs if one.text != last.text and one.arguments == last.arguments),
+        relation,
+        tuple(source for source in sources if source),
+        tuple(_steps([one.numbers[position] for one in same]) for position in positions),
+        tuple(columns.values()),
+        number_ranges(list(columns), _sizes(len(names)).evaluator([relation[i] for i in columns.values()])),
+    )
 
 
 def _in_order(positions: Sequence[int], relation: Relation) -> tuple[tuple[int, ...], Relation]:
@@ -406,24 +288,18 @@ def _in_order(positions: Sequence[int], relation: Relation) -> tuple[tuple[int, 
     >>> _in_order((3, 0), (((("n1",), 1),), 8, ((("n0", "n1"), 2),), ((("n0",), 1),)))
     ((0, 3), (((('n0',), 1),), 8, ((('n0', 'n1'), 2),), ((('n1',), 1),)))
     """
-    in_order = sorted(positions)
-    return tuple(in_order), _renamed(relation, [f"n{in_order.index(position)}" for position in positions])
-
-
-def _renamed(relation: Relation, names: Sequence[str]) -> Relation:
-    """A relation with other names of its sizes."""
-    new = {f"n{i}": name for i, name in enumerate(names)}
+    names = {f"n{i}": f"n{new}" for new, i in enumerate(sorted(range(len(positions)), key=lambda i: positions[i]))}
 
     def renamed(terms: Terms) -> Terms:
-        return tuple(sorted((tuple(sorted(new[name] for name in factors)), times) for factors, times in terms))
+        return tuple(sorted((tuple(sorted(names[name] for name in factors)), times) for factors, times in terms))
 
-    return tuple(renamed(terms) if isinstance(terms, tuple) else terms for terms in relation)
+    ordered = (renamed(terms) if isinstance(terms, tuple) else terms for terms in relation)
+    return tuple(sorted(positions)), tuple(ordered)
 
 
-def _sizes(count: int, quotients: Quotients | None = None) -> Conditions:
-    """So many sizes by their names, and quotients of them, without conditions."""
-    names = tuple(f"n{i}" for i in range(count))
-    return Conditions(names, quotients={name: choices[0] for name, choices in (quotients or {}).items()})
+def _sizes(count: int) -> Conditions:
+    """So many sizes by their names, without conditions."""
+    return Conditions(tuple(f"n{i}" for i in range(count)))
 
 
 def _small(numbers: Numbers) -> tuple[tuple[int, Any], ...]:
@@ -442,7 +318,7 @@ def _same_constants(one: GraphModule, other: GraphModule) -> bool:
     return all(a is b or (b is not None and a.dtype == b.dtype and torch.equal(a, b)) for a, b in made)
 
 
-def _are_independent_sizes(names: Sequence[str], relation: Relation, calls: Sequence[Numbers]) -> bool:
+def _are_independent_sizes(relation: Relation, calls: Sequence[Numbers]) -> bool:
     """Whether the sizes of these calls vary independently, so that formulas in them are unique.
 
     They do not if a size is a linear combination of others and a constant, of another and their product, or a product
@@ -450,17 +326,16 @@ def _are_independent_sizes(names: Sequence[str], relation: Relation, calls: Sequ
     other sizes. These numbers need not be in a graph: the gradient of a mean is divided by 48, which may give a float.
 
     >>> relation = ((("n0",), 1),), ((("n1",), 1),)
-    >>> _are_independent_sizes(("n0", "n1"), relation, [(8, 6), (12, 4), (16, 3), (24, 2)])  # the product is always 48
+    >>> _are_independent_sizes(relation, [(8, 6), (12, 4), (16, 3), (24, 2)])  # the product is always 48
     False
-    >>> _are_independent_sizes(("n0", "n1"), relation, [(8, 6), (12, 4), (16, 5), (24, 2)])
+    >>> _are_independent_sizes(relation, [(8, 6), (12, 4), (16, 5), (24, 2)])
     True
     """
     columns: dict[str, dict[Numbers, None]] = {}  # by size: its values, and the values of size plus a constant
     for terms, column in zip(relation, zip(*calls, strict=True), strict=True):
         if isinstance(terms, tuple):
             ((factors, times), *_) = (term for term in terms if term[0])
-            alone = len(factors) == 1 and sum(1 for term in terms if term[0]) == 1
-            if alone and factors[0] in names and abs(times) == 1:
+            if abs(times) == 1 and len(factors) == 1 and sum(1 for term in terms if term[0]) == 1:
                 columns.setdefault(factors[0], {})[column] = None
     sizes = [next(iter(of)) for of in columns.values()]
     changes = [[float(n - of[0]) for n in of[1:]] for of in sizes]

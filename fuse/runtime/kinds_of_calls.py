@@ -101,13 +101,9 @@ class KindOfCalls:
             added = [one for call in self._waiting if (one := call.as_text()) is not None]
             self._captured = [*self._captured, *added][-MOST_CAPTURED:]
             groups = list(self._groups())
-            made: list[Generalised] = []
-            for graphs in groups:
-                told = {one.text for common in made for one in common.members}
-                if graphs[-1].text not in told and (common := generalised(graphs)) is not None:
-                    made.append(common)
+            made = [common for graphs in groups if (common := generalised(graphs)) is not None]
             self._common = [common for common in made if self._as_before(common)]
-            told = {one.text for common in self._common for one in common.members}
+            told = {common.members[-1].text for common in self._common}
             untold = bool(self._captured) and self._captured[-1].text not in told
             self._probable = generalised(groups[0], FEWEST_OF_ONE_SIZE - 1) if untold else None
         self._waiting.clear()
@@ -179,22 +175,15 @@ class Between:
             return False
         return True
 
-    @property
-    def whole(self) -> Numbers:
-        """The sizes and their quotients, of which all numbers are polynomials."""
-        return self.common.with_quotients(*self.sizes)
-
     @cached_property
     def beyond(self) -> bool:
-        """Whether a size is less, or more, than it was in all captured calls, or between the steps of all of them; or
-        whether its quotients, and how they compare, are not known yet."""
+        """Whether a size is less, or more, than it was in all captured calls, or between the steps of all of them."""
         bounds = zip(self.sizes, self.common.bounds(), strict=True)
-        apart = (not least <= size <= most or (size - least) % step for size, (least, most, step) in bounds)
-        return any(apart) or (bool(self.common.quotients) and not self.within)
+        return any(not least <= size <= most or (size - least) % step for size, (least, most, step) in bounds)
 
     def is_bounded(self) -> bool:
         """Whether this call probably gets a program without graphs; a kernel may still not serve it."""
-        return self.within and self.common.programs.bounded(self.whole)
+        return self.within and self.common.programs.bounded(self.sizes)
 
     @cached_property
     def programs(self) -> tuple[SizedProgram, ...] | None:
@@ -202,7 +191,7 @@ class Between:
         if not self.within:
             return None
         try:
-            return self.common.programs.at(self.whole)
+            return self.common.programs.at(self.sizes)
         except Exception:  # a fault in fuse must not reach the user
             self.common.programs.give_up()
             return None
@@ -233,7 +222,7 @@ class Between:
         """Calls at the least and at the largest captured sizes, if programs are known for sizes between others only."""
         least, largest, _ = zip(*self.common.bounds(), strict=True)
         found = [Between(self.kind, self.common, one) for one in (least, largest)]
-        return [one for one in found if self.common.programs.beyond(one.whole) and self.common.covers(one.sizes)]
+        return [one for one in found if self.common.programs.beyond(one.sizes) and self.common.covers(one.sizes)]
 
     def samples(self) -> Iterator[Between]:
         """Further calls between the captured ones, as long as their programs help to make those of later sizes.
@@ -258,7 +247,7 @@ class Between:
 
     def _add(self, parts: Callable[[], tuple[SizedPart, ...]]) -> None:
         try:
-            self.common.programs.learn(self.whole, parts())
+            self.common.programs.learn(self.sizes, parts())
         except Exception:  # a fault in fuse must not reach the user
             self.common.programs.give_up()
 

@@ -47,7 +47,7 @@ def reached(maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between)
     """
     kind, given = beyond.kind, numbers_of(call.leaves)
     first = kind.reaches == MOST_REACHED
-    for choose in (largest_sizes, least_sizes, near_sizes, untold_sizes):
+    for choose in (largest_sizes, least_sizes, near_sizes):
         known = kind.between(given)
         if known is None or (known.within and not first):
             return known
@@ -98,12 +98,6 @@ def near_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | N
             down = step * min(size // (2 * step), (size - LEAST_LOWERED) // step)
             found.append(size - down if size < least else size)
     return None if tuple(found) == sizes else tuple(found)
-
-
-def untold_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
-    """``sizes`` themselves where numbers are quotients of sizes: a graph of theirs also tells of later sizes with the
-    same remainder. None if there are no quotients, or if one is too small."""
-    return sizes if common.quotients and all(size >= LEAST_LOWERED for size in sizes) else None
 
 
 def _moved_up(size: int, largest: int, step: int, distance: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -265,3 +266,23 @@ def test_tokens_with_a_cache_that_grows_are_compiled_for_few_lengths(
             expected, *theirs = double(x.double(), *theirs)
             torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
     assert compiling <= 4
+
+
+EXPRESSIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
+    "cut by a remainder of a remainder": lambda y, n, b: y[: n % 8 % 3 + 1],
+    "cut by a difference of remainders": lambda y, n, b: y[: n % 4 - n % 2 + 1],
+    "cut by a remainder of a sum": lambda y, n, b: y[: (n + b - n // 5) % 7 + 1],
+    "scaled by a quotient of a sum": lambda y, n, b: y * (abs((n % 5 - n // 3) // 9) + 1),
+    "padded by a remainder of a sum": lambda y, n, b: F.pad(y, (0, 0, 0, 0, 0, (n * 9 - b * 2 % 3) % 6)),
+}
+
+
+@pytest.mark.usefixtures("captured_at_once")
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize("seed", range(3))
+def test_quotients_and_remainders_are_right_at_every_length(name: str, seed: int) -> None:
+    """No quotient or remainder of another form, which captured lengths happen to fit, serves others."""
+    model = Model(lambda m, x: torch.tanh(EXPRESSIONS[name](m.first(x), *x.shape[:2]))).eval()
+    double, fused, numbers = copy.deepcopy(model).double(), fuse.compile(model), random.Random(seed)
+    for _ in range(30):
+        infer(model, double, fused, torch.randn(numbers.randint(9, 90), 4, WIDTH))
