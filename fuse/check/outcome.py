@@ -1,4 +1,4 @@
-"""What a caller can notice of a call: results, writes, gradients, and which tensors share memory.
+"""Outcomes of calls: results, writes, gradients, and the tensors that share memory.
 
     result, call   ->   CallOutcome   ->   differences between eager's outcome and the fused one, in words
 

@@ -45,7 +45,7 @@ MAX_RECURSION = 50_000
 MAX_NAME_PARTS = 4
 """Operators that the name of a kernel is made of."""
 BEFORE_ARGUMENTS = -1
-"""ArgumentPlace of the pointer to its sizes, for a kernel whose number of arguments varies."""
+"""Number of the argument that points to the sizes, in a kernel whose number of arguments varies."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class Batcher:
         steps = next(self.known[n].meta["val"].shape[0] for n in node.all_input_nodes if n in self.batched)
         pair = []
         for operand in (whole, piece):
-            value = self.known[operand]  # type: ignore[index]
+            value = self.known[operand]  # type: ignore[index]  # FX types arguments loosely
             if operand not in self.batched:
                 shape = [steps, *value.meta["val"].shape]
                 value = self.insert(aten.expand.default, (value, shape), {}, source)

@@ -143,7 +143,8 @@ class Engine:
                 return self.eager(args, kwargs, reason)
             if (declined := self._in_vain.instead(self._kind(call), self._of_sizes(call))) is not None:
                 return self._served(declined, (), args, kwargs)
-            between, state, started = self._between(call, held), next(iter(held), None), time.perf_counter()
+            between, state = self._between(call, held), next(iter(held), None)
+            started = time.perf_counter()
             seconds = self._new_sizes.too_early(call, state, between)
             if seconds is None and between is not None and not between.within:
                 with self._lock:

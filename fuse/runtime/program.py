@@ -97,6 +97,8 @@ class Program:
         fallbacks: regions that run op by op, and why.
         kernels: the distinct generated kernels, in order of first use.
         workspace_bytes: memory for intermediate values.
+        wiring: the parts that all programs with this outline share.
+        draws: whether an operator advances torch's random generator.
         confirm: if set, called with the values before anything is written to an input; it may raise.
     """
 
@@ -115,7 +117,9 @@ class Program:
         if functions is None:
             functions = plan.runtime.functions(self.kernels.values())
         self._plan, self._loop = plan, loop  # the loop whose body this is, if it is one
-        self._wiring = wiring = wiring or wiring_of(plan)
+        self.wiring = wiring = wiring or wiring_of(plan)
+        self.draws = wiring.draws
+        self._native, self._behind_autocast = wiring.native, wiring.behind_autocast
         self._loops = {
             number: Program(step.body, functions, wiring.loops[number], step)
             for number in wiring.loops
@@ -145,16 +149,6 @@ class Program:
         self._saved: SavedMemory | None = None
         self._pool: list[_Workspace] = []
         self._run, self._empty = plan.runtime.run(), plan.runtime.empty
-
-    @property
-    def draws(self) -> bool:
-        """Whether an operator advances torch's random generator."""
-        return self._wiring.draws
-
-    @property
-    def wiring(self) -> Wiring:
-        """What programs of schedules with this outline have in common."""
-        return self._wiring
 
     @property
     def schedule(self) -> Schedule:
@@ -205,10 +199,10 @@ class Program:
             Mispredicted: an ATen operator returned another layout than predicted.
         """
         called = self._functions.get(profiled := _profiled()) or self._written(profiled)
-        if self._wiring.native or (not torch.is_grad_enabled() and not _autocasts()):
+        if self._native or (not torch.is_grad_enabled() and not _autocasts()):
             values, native, aten = called(tensors, self.confirm)
         else:  # without gradients, because a call may return a parameter
-            with torch.no_grad(), without_autocast() if self._wiring.behind_autocast else contextlib.nullcontext():
+            with torch.no_grad(), without_autocast() if self._behind_autocast else contextlib.nullcontext():
                 values, native, aten = called(tensors, self.confirm)
         return values, Launches(native & 0xFFFFFFFF, native >> 32, aten) if aten else native
 
@@ -256,14 +250,14 @@ class Program:
             "fitted": fitted,
             "PositionOutOfRange": PositionOutOfRange,
         }
-        codes, saved = self._wiring.codes, tuple(self._memory.saved.items())
-        if self._wiring.native and saved in codes:
+        codes, saved = self.wiring.codes, tuple(self._memory.saved.items())
+        if self._native and saved in codes:
             made = function_of(codes[saved], {**names, **self._memory.layouts()})
         else:
             steps = {number: body.run_steps for number, body in self._loops.items()}
-            writer = Writer(self._plan, self._wiring, self._memory, names, steps, profiled)
+            writer = Writer(self._plan, self.wiring, self._memory, names, steps, profiled)
             made = writer.loop(self._loop) if self._loop else writer.program()
-            if self._wiring.native and self._loop is None:
+            if self._native and self._loop is None:
                 codes[saved] = writer.code
         self._functions[profiled] = made
         return made
@@ -276,8 +270,8 @@ class Program:
             # A separate storage, because some operators copy the whole storage of an argument.
             own = memory.untyped_storage()[offset : offset + extent(value)]
             tensors.append(typed.set_(own, 0, value.shape, value.stride()))
-        bases = array("q", bytes(8 * self._wiring.count))
-        bases[self._wiring.workspace] = memory.data_ptr()
+        bases = array("q", bytes(8 * self.wiring.count))
+        bases[self.wiring.workspace] = memory.data_ptr()
         return _Workspace(memory, tuple(tensors), bases, bases.buffer_info()[0])
 
 

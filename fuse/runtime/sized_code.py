@@ -13,7 +13,7 @@ Tensors of one layout are one tensor, and kernels of one text at the same sizes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -112,8 +112,8 @@ class _Code(Mapped):
             return f"[{listed}]" if isinstance(value, list) else f"({listed})"
         if isinstance(value, dict):
             items = self._items(list(value.values()))
-            pairs = (f"{key!r}: {item}" for key, item in zip(value, items or (), strict=True))
-            return None if items is None else f"{{{_listed(pairs)}}}"
+            named = None if items is None else zip(map(repr, value), items, strict=True)
+            return None if named is None else f"{{{_listed(map(': '.join, named))}}}"
         if is_dataclass(value) and not isinstance(value, type):
             items = self._items([getattr(value, field.name) for field in fields(value)])
             return None if items is None else f"{self._type(type(value))}({_listed(items)})"
@@ -147,5 +147,5 @@ def _served(kernel: Kernel, sizes: Sequence[Any]) -> Kernel:
     return found
 
 
-def _listed(items: Any) -> str:
+def _listed(items: Iterable[str]) -> str:
     return "".join(f"{item}, " for item in items)

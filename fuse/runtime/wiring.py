@@ -20,7 +20,7 @@ from fuse import ops
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.live_ranges import MadeBuffers, called_upon, made_buffers, of_aten
 from fuse.runtime.steps import CallStep, LoopStep, PythonStep, Schedule
-from fuse.runtime.stretches import Native, PythonCall, Stretch, due, slots_read, stretches_of
+from fuse.runtime.stretches import Stretch, due, slots_read, stretches_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Wiring:
         called_slots: slots of buffers and views that Python calls take.
         stretches: the steps, split at Python calls.
         due: results to allocate before a stretch, by its index.
+        native: whether no step is a Python call.
         confirmed: number of native steps after which results are confirmed; None if they are not.
         draws: whether an operator advances torch's random generator.
         behind_autocast: whether operators run without autocast.
@@ -56,17 +57,13 @@ class Wiring:
     called_slots: frozenset[int]
     stretches: tuple[Stretch, ...]
     due: Mapping[int, Sequence[int]]
+    native: bool
     confirmed: int | None
     draws: bool
     behind_autocast: bool
     loops: Mapping[int, Wiring]
     codes: dict[Hashable, CodeType] = field(default_factory=dict, compare=False)
     functions: dict[int, Callable[..., Any]] = field(default_factory=dict, compare=False)
-
-    @property
-    def native(self) -> bool:
-        """Whether no step is a Python call."""
-        return not any(isinstance(stretch, PythonCall) for stretch in self.stretches)
 
 
 def wiring_of(plan: Schedule) -> Wiring:
@@ -83,7 +80,6 @@ def wiring_of(plan: Schedule) -> Wiring:
         *(b for b, buffer in enumerate(plan.buffers) if buffer.origin == "called"),
     ]
     made, needed, stretches = made_buffers(plan, set(fresh)), called_upon(plan), stretches_of(plan)
-    native = all(isinstance(stretch, Native) for stretch in stretches)
     before = None if plan.confirmed is None else plan.steps[: plan.confirmed]
     return Wiring(
         bases={buffer: base for base, buffer in enumerate(outside) if buffer is not None},
@@ -95,7 +91,8 @@ def wiring_of(plan: Schedule) -> Wiring:
         native_buffers=frozenset(place.buffer for step in kernels for place in (*step.reads, *step.writes)),
         called_slots=frozenset(slot for step in calls for slot in slots_read((step.args, step.kwargs), plan)),
         stretches=stretches,
-        due={0: fresh} if native else due(plan, stretches, fresh),
+        due=due(plan, stretches, fresh) if calls else {0: fresh},
+        native=not calls,
         confirmed=None if before is None else sum(not isinstance(step, PythonStep) for step in before),
         draws=any(map(_is_random, functions)) or any(body.draws for body in loops.values()),
         behind_autocast=all(map(of_aten, functions)) and all(body.behind_autocast for body in loops.values()),
