@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from fuse import ops
 from fuse.devices import HOST
 from fuse.errors import CaptureError, FuseError
-from fuse.graph import dtype_numbers, probing
+from fuse.graph import dtype_numbers, functional_forms, probing
 from fuse.graph.arguments import named_leaves
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
@@ -473,7 +473,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             del self.dispatches[count:]
             self.dispatches.append(Dispatch(op, args, kwargs, result, source))
             return result
-        result = self.functional.record(op, args, kwargs, lambda: self._run(op, args, kwargs))
+        result = functional_forms.record(self.functional, op, args, kwargs, lambda: self._run(op, args, kwargs))
         self.reader.recorded(op, args, kwargs, result)
         if reason := dtype_numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
