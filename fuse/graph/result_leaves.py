@@ -58,7 +58,7 @@ class ResultLeaves:
         for index, fake in enumerate(self.placeholders):
             base = self.functional.aliases[id(fake)].base
             if base.version and base.input_index == index:
-                found.append(Mutation(index, len(self.values)))
+                found.append(Mutation(index, len(self.values), fake._version))
                 self.values.append(base.node)
         return tuple(found)
 

@@ -106,10 +106,15 @@ class ChangedContainers:
 
 @dataclass(frozen=True)
 class Mutation:
-    """After the call, graph output ``value_index`` is copied into placeholder ``input_index``."""
+    """After the call, graph output ``value_index`` is copied into placeholder ``input_index``.
+
+    ``versions``: how often eager raises the version of the tensor, by which autograd sees writes; a write through
+    ``.data`` does not.
+    """
 
     input_index: int
     value_index: int
+    versions: int = field(default=1, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

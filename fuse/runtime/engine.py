@@ -215,6 +215,8 @@ class Engine:
                 result, launches, ran = compiled.training.run(tensors, containers)
             else:
                 values, launches = compiled.program.run(tensors)
+                if compiled.raise_versions is not None:
+                    compiled.raise_versions(tensors)
                 if compiled.confirmation is not None:
                     launches = compiled.confirmation.launched(values, launches)
                 result, ran = compiled.rebuild(values, (*tensors, *containers)), None

@@ -51,6 +51,7 @@ from fuse.runtime.states import LARGEST_VARIANTS
 from fuse.runtime.steps import Fallback
 from fuse.runtime.training import Begin, Finish, Training
 from fuse.runtime.variants import Compiled
+from fuse.runtime.versions import raising
 
 LARGEST_FILLS = 4
 """The kinds of calls that run eager once, as each fills a cache, before a warning says so: a cache that is filled again
@@ -235,6 +236,7 @@ def make(
         graph,
         confirmation.reconstruct if confirmation and ending else reconstruction(signature),
         frozenset(mutation.input_index for mutation in signature.mutations),
+        None if training else raising(signature),
         training=training,
         carried=carry,
         unwatched=frozenset(maker.kept),
@@ -265,6 +267,7 @@ def of_size(
         None,
         reconstruction(signature),
         frozenset(mutation.input_index for mutation in signature.mutations),
+        None if isinstance(sized, Training) else raising(signature),
         training=sized if isinstance(sized, Training) else None,
         carried=carried(maker.model, signature, call.leaves, call.spec),
         unwatched=frozenset(maker.kept),

@@ -56,7 +56,7 @@ class Reference:
             if write.aside:
                 values[write.value_index] = values[write.value_index].clone()
         for write in self.writes:
-            tensors[write.input_index].copy_(values[write.value_index])
+            tensors[write.input_index].data.copy_(values[write.value_index])
         return results, Launches(aten=self.launches + sum(2 if write.aside else 1 for write in self.writes))
 
 

@@ -39,6 +39,7 @@ from fuse.runtime.schedule_numbers import SizedPart
 from fuse.runtime.sized_programs import SizedProgram
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.tangents import Tangent, is_batched, memory_like
+from fuse.runtime.versions import raising
 
 Finish = Callable[[], Program | Reference]
 """A function that waits until a program's kernels are compiled, and returns the program."""
@@ -147,6 +148,7 @@ class Training:
         kept = [what for what in self.given if what.kind != "tangent"]
         self.saved = picker([what.index + (inputs if what.kind == "saved" else 0) for what in kept])
         self.saved_inputs = {what.index: number for number, what in enumerate(kept) if what.kind == "input"}
+        self.raise_versions = raising(self.signature)
         self.written = frozenset(mutation.input_index for mutation in self.signature.mutations)
         self.not_saved = tuple(i for i in range(inputs) if i not in self.saved_inputs)
         self.given_alone = picker(self.not_saved)
@@ -181,8 +183,6 @@ class Training:
             if ran.saves:
                 raise RaisedByHook(error) from error
             raise
-        for mutation in self.signature.mutations:
-            torch.autograd.graph.increment_version(tensors[mutation.input_index])
         return self.rebuild(leaves, (*tensors, *containers)), ran.launches, ran
 
     def wait(self) -> None:
@@ -423,6 +423,8 @@ class _Step(torch.autograd.Function):
     def forward(ctx: Any, ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
         training = ran.training
         values, ran.launches = training.program.run(tensors)
+        if training.raise_versions is not None:
+            training.raise_versions(tensors)
         leaves = training.leaves(values)
         ctx.set_materialize_grads(False)
         if training.constant:

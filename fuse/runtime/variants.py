@@ -19,6 +19,7 @@ from fuse.runtime.result_reconstruction import Reconstruction
 from fuse.runtime.specialised import Confirmation, Family
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Training
+from fuse.runtime.versions import RaiseVersions
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Compiled:
         graph: the rewritten graph; None if these calls run eager.
         rebuild: makes the model's result from the program's values.
         written: positions of inputs that are written.
+        raise_versions: raises the versions of these inputs; None in training, where the program's step does it.
         reason: why these calls run eager.
         training: runs calls that need gradients; ``program`` is its forward program.
         carried: attributes that the calls read and assign; ``rebuild`` returns their new values too.
@@ -78,6 +80,7 @@ class Compiled:
     graph: GraphModule | None = None
     rebuild: Reconstruction | None = None
     written: frozenset[int] = frozenset()
+    raise_versions: RaiseVersions | None = None
     reason: Fallback | None = None
     training: Training | None = None
     carried: Carried | None = None
