@@ -25,7 +25,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "rtol": (float, int),
     "color": (str,),
     "max-launches": (int,),
-    "against": (list,),
 }
 
 

@@ -72,7 +72,7 @@ class Console:
 
 @dataclass(frozen=True)
 class Request:
-    """Options of every verb with a TARGET."""
+    """Options of a verb with a TARGET; options that the verb does not have keep these defaults."""
 
     target: str
     inputs: tuple[str, ...]
@@ -81,12 +81,11 @@ class Request:
     select: tuple[str, ...] | None
     ignore: tuple[str, ...] | None
     extend_select: tuple[str, ...] | None
-    device: str
-    train: bool
     seed: int
-    fuel: int | None
-    max_launches: int | None
-    fail_on_increase: Path | None
+    train: bool = False
+    fuel: int | None = None
+    max_launches: int | None = None
+    fail_on_increase: Path | None = None
 
     def load(self, to: Console, real: bool, tuned: bool = False) -> LoadedModel:
         """The model and its inputs, on real or fake tensors; notes on how it was loaded go to stderr."""
@@ -204,9 +203,6 @@ _OUTPUT_OPTIONS = (
     ),
 )
 
-DEFAULT_DEVICE = "cpu"
-"""The device profile for predictions by default: that of the machine on which programs run."""
-
 _TARGET_OPTIONS = (
     click.argument("target"),
     click.option("--input", "inputs", multiple=True, metavar="NAME=f32[64,16]", help="Replace an input of the model."),
@@ -223,18 +219,17 @@ _TARGET_OPTIONS = (
     click.option("--select", callback=names, metavar="PASSES", help="Run only these passes (commas between them)."),
     click.option("--ignore", callback=names, metavar="PASSES", help="Leave these passes out."),
     click.option("--extend-select", callback=names, metavar="PASSES", help="Run these passes as well."),
-    click.option(
-        "--device", default=DEFAULT_DEVICE, show_default=True, metavar="PROFILE", help="Device to predict for."
-    ),
-    click.option("--train", is_flag=True, help="Training mode instead of eval(), with gradients."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs."),
-    click.option("--fuel", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites."),
+)
+
+train_option = click.option("--train", is_flag=True, help="Training mode instead of eval(), with gradients.")
+fuel_option = click.option("--fuel", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites.")
+budget_options = (
     click.option(
         "--max-launches", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more launches are left."
     ),
     path_option("--fail-on-increase", metavar="BASE.json", help="Exit with 1 if more are left than in this report."),
 )
-
 tolerance_options = (
     click.option("--atol", type=float, help="Absolute tolerance; by default the dtype's."),
     click.option("--rtol", type=float, help="Relative tolerance; by default the dtype's."),
@@ -261,7 +256,7 @@ def target_verb(*own: Decorator) -> Callable[[Verb], Verb]:
     def decorate(function: Verb) -> Verb:
         @functools.wraps(function)
         def verb(**flags: Any) -> int:
-            request = Request(**{name: flags.pop(name) for name in Request.__dataclass_fields__})
+            request = Request(**{name: flags.pop(name) for name in Request.__dataclass_fields__ if name in flags})
             with request.with_patterns():
                 return function(request=request, **flags)
 

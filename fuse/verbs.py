@@ -16,15 +16,17 @@ import fuse
 from fuse import config
 from fuse.errors import FuseError
 from fuse.flags import (
-    DEFAULT_DEVICE,
     Console,
     Request,
+    budget_options,
+    fuel_option,
     json_text,
     names,
     output_verb,
     path_option,
     target_verb,
     tolerance_options,
+    train_option,
 )
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ TRUST = "The file of TARGET is ordinary Python and runs with your rights: open o
 def commands(context: click.Context) -> None:
     """See, fuse and count the small kernels of a PyTorch model.
 
-    TARGET is path/to/model.py or path/to/model.py:Name. [tool.fuse] in the nearest pyproject.toml may set defaults for
-    the flags.
+    TARGET is path/to/model.py or path/to/model.py:Name. [tool.fuse] in the nearest pyproject.toml may set defaults of
+    flags, as in max-launches = 200 or ignore = ["NAME"].
     """
     settings = config.defaults(Path.cwd())
     context.default_map = dict.fromkeys(commands.commands, settings)
@@ -53,6 +55,10 @@ def commands(context: click.Context) -> None:
 
 @commands.command(epilog=TRUST)
 @target_verb(
+    click.option("--device", default="cpu", show_default=True, metavar="PROFILE", help="Device to predict for."),
+    train_option,
+    fuel_option,
+    *budget_options,
     path_option("--graph", metavar="OUT", help="Draw the graphs before and after into this .svg, .dot or .html file."),
     path_option(
         "--html", metavar="OUT", help="Write a page here that walks through every rewrite, the graph and the kernels."
@@ -77,6 +83,7 @@ def commands(context: click.Context) -> None:
 def show(
     request: Request,
     to: Console,
+    device: str,
     graph: Path | None,
     html: Path | None,
     kernels: Language | None,
@@ -103,7 +110,7 @@ def show(
                 loaded.args,
                 loaded.kwargs,
                 passes=passes,
-                device=request.device,
+                device=device,
                 train=request.train,
                 fuel=request.fuel,
                 target=request.target,
@@ -146,13 +153,12 @@ def show(
 
 
 @commands.command(epilog=TRUST)
-@target_verb(*tolerance_options)
+@target_verb(train_option, fuel_option, *budget_options, *tolerance_options)
 def check(request: Request, to: Console, atol: float | None, rtol: float | None) -> int:
     """Run eager and fused and compare them.
 
     Values are compared with a float64 reference; dtypes, shapes, strides, mutations, aliases and launches with eager's.
     """
-    _require_this_machine(request)
     from rich.text import Text
 
     from fuse.check.oracle import check as compare
@@ -178,6 +184,8 @@ def check(request: Request, to: Console, atol: float | None, rtol: float | None)
 
 @commands.command(epilog=TRUST)
 @target_verb(
+    train_option,
+    *budget_options,
     *tolerance_options,
     click.option(
         "--against",
@@ -211,7 +219,6 @@ def bench(
     profile: Path | None,
 ) -> int:
     """Time eager, fused and other peers, interleaved in one process."""
-    _require_this_machine(request)
     if graph is not None and (scanned is None or graph.suffix != ".svg"):
         raise FuseError(f"--graph {graph} plots the times of a --scan into an .svg file")
     if profile is not None and scanned is not None:
@@ -386,6 +393,7 @@ def passes(to: Console) -> int:
 
 @commands.command(epilog=TRUST)
 @target_verb(
+    train_option,
     *tolerance_options,
     path_option("--repro", metavar="OUT.py", help="Write a model file here that shows the fault by itself."),
 )
@@ -395,7 +403,6 @@ def bisect(request: Request, to: Console, atol: float | None, rtol: float | None
     Rewrites are numbered; bisection checks the model with the first half of them, and so on. The repro has the
     operators of that rewrite alone, if they still fail, else the whole graph, with random inputs.
     """
-    _require_this_machine(request)
     from rich.text import Text
 
     from fuse.check.bisecting import bisect as find
@@ -449,7 +456,6 @@ def precision(request: Request, to: Console, dtype: str, goal: str, csv: Path | 
     by itself (isolated). The report names the first operator whose isolated error is more than its dtype explains, the
     first whose propagated error misses the target, and the smallest set found to keep in float32.
     """
-    _require_this_machine(request)
     from fuse.check.precision.verdict import precision as measure
     from fuse.report.files import write
     from fuse.report.precision import precision_csv, precision_page, precision_table
@@ -474,8 +480,3 @@ def broken_told(plugins: Sequence[BrokenPlugin], to: Console) -> list[dict[str, 
     for plugin in plugins:
         to.say(f"warning: plugin {plugin.name} of {plugin.origin} does not load: {plugin.error}")
     return [asdict(plugin) for plugin in plugins]
-
-
-def _require_this_machine(request: Request) -> None:
-    if request.device != DEFAULT_DEVICE:
-        raise FuseError(f"--device {request.device} only predicts, and this verb runs the model here; use fuse show")

@@ -153,12 +153,21 @@ def test_bench_measures_the_peers_that_were_asked_for(model: str, capsys: pytest
     assert set(json.loads(capsys.readouterr().out)["ratios"]) == {"eager"}
 
 
-@pytest.mark.parametrize("verb", ["check", "bench"])
-def test_a_device_that_is_not_here_cannot_run_the_model(
-    verb: str, model: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("verb", "flags"),
+    [
+        ("check", ("--device", "v100")),
+        ("bench", ("--fuel", "1")),
+        ("bisect", ("--max-launches", "1")),
+        ("explain", ("--train",)),
+        ("precision", ("--train",)),
+    ],
+)
+def test_a_verb_has_no_flag_that_it_would_ignore(
+    verb: str, flags: tuple[str, ...], model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run([verb, model, "--device", "v100"]) == 2
-    assert "use fuse show" in capsys.readouterr().err
+    assert cli.run([verb, model, *flags]) == 2
+    assert flags[0] in capsys.readouterr().err
 
 
 def test_passes_are_listed_with_origin_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
