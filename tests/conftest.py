@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from fuse.kernel import ranking
 from fuse.rewrite.patterns import registry
 from fuse.runtime.cpu import toolchain
 
@@ -49,6 +50,12 @@ def unoptimised() -> Iterator[None]:
     """For one of two tests that build much the same kernels."""
     with without_optimising():
         yield
+
+
+@pytest.fixture
+def unranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel ranks rows, so that ``sort`` and ``topk`` are operators without a kernel."""
+    monkeypatch.setattr(ranking, "LONGEST_ROW", 0)
 
 
 @pytest.fixture

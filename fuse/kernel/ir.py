@@ -21,7 +21,7 @@ import torch
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import Expression, Literal, Operand, Operation, Variable, both, either, fn, operation
 from fuse.kernel.index import ZERO, Affine, Stride
-from fuse.kernel.values import ReduceOp
+from fuse.kernel.values import RankOrder, ReduceOp
 
 BufferRole = OneOf["input", "output", "scratch"]
 LoopKind = OneOf["serial", "vector", "parallel"]
@@ -156,12 +156,12 @@ class Declare:
 
 @dataclass(frozen=True)
 class Rank:
-    """``best`` gets the positions of the largest elements of ``row`` (or smallest), equal ones in ``topk``'s order."""
+    """``best`` gets the positions of the largest elements of ``row`` (or smallest), equal ones in the given order."""
 
     best: Buffer
     row: Buffer
     largest: bool
-    ordered: bool
+    order: RankOrder
 
 
 @dataclass(frozen=True)

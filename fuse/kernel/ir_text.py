@@ -11,7 +11,7 @@ Offsets count elements of a buffer. Conversions are explicit (``to_float32``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fuse.graph.describing import dtype_name
 from fuse.kernel.expressions import Variable
@@ -36,8 +36,15 @@ from fuse.kernel.ir import (
     combined,
     identity,
 )
+from fuse.kernel.values import RankOrder
 
 _INDENT = "    "
+_ORDERS: Mapping[RankOrder, str] = {
+    "topk": "in order",
+    "any": "in any order",
+    "sort": "in order",
+    "stable": "in order, equal ones as they come",
+}
 
 
 def text_of_body(body: KernelBody, name: str) -> str:
@@ -90,8 +97,9 @@ def _lines(statement: Statement) -> list[str]:
             return [f"memory {buffer.name}: {buffer.extent} of {dtype_name(buffer.dtype)}"]
         case Rank():
             kind = "largest" if statement.largest else "smallest"
-            order = "in order" if statement.ordered else "in any order"
-            return [f"{statement.best.name} = positions of the {kind} of {statement.row.name}, {order}"]
+            return [
+                f"{statement.best.name} = positions of the {kind} of {statement.row.name}, {_ORDERS[statement.order]}"
+            ]
         case Fail():
             return [f"fail if {statement.condition}"]
         case Comment():

@@ -121,8 +121,8 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
         result = gradient_of_convolution(reader, node, arguments_of(node, values))
     elif node.target in scans.OPS:
         result = _scan(reader, node, arguments_of(node, values))
-    elif node.target is aten.topk.default:
-        result = _topk(reader, node, arguments_of(node, values))
+    elif node.target in ranking.OPS:
+        result = _ranked(reader, node, arguments_of(node, values))
     elif node.target in EMPTY:
         held = node.meta["val"]
         result = Constant(tuple(held.shape), held.dtype, 0)
@@ -188,11 +188,11 @@ def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
     return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]  # a single result is always kept
 
 
-def _topk(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
-    """The largest elements and their positions; what they are chosen from is in memory, to be looked up again."""
+def _ranked(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
+    """The elements of a row in order, and their positions; the row is in memory, to be looked up again."""
 
     def keep(value: Value) -> Input:
         in_memory = None if isinstance(value, Constant) else as_memory(value)
         return in_memory or reader.keep(value, plain_name(node.name))
 
-    return ranking.largest_of(Call(node.target, bound, node.meta["val"]), keep)  # type: ignore[arg-type]  # FX types targets loosely
+    return ranking.ranked(Call(node.target, bound, node.meta["val"]), keep)  # type: ignore[arg-type]  # FX types targets loosely

@@ -25,6 +25,9 @@ from fuse.kernel.members import Members
 
 Shape = tuple[int, ...]
 ReduceOp = Literal["sum", "prod", "max", "min", "largest", "any", "all", "argmax", "argmin"]
+RankOrder = Literal["topk", "any", "sort", "stable"]
+"""The order of ranked elements, where some are equal: that of ``topk``, of unsorted ``topk``, of ``std::sort``, or as
+they come."""
 """``max`` and ``min`` propagate NaN; ``largest`` is the maximum that ignores NaN."""
 
 
@@ -145,15 +148,15 @@ class Scan(Value):
 
 @dataclass(frozen=True, eq=False)
 class Ranked(Value):
-    """Positions along ``dim`` of the largest elements of ``source`` (or smallest), as ``topk`` gives them.
+    """Positions along ``dim`` of the largest elements of ``source`` (or smallest), as ``topk`` or ``sort`` gives them.
 
-    NaN is the largest. Not ``ordered``, they come in any order. Kernels store it; no other value may read it.
+    NaN is the largest. ``order`` is that of equal elements. Kernels store it; no other value may read it.
     """
 
     source: Value
     dim: int
     largest: bool
-    ordered: bool
+    order: RankOrder
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,10 +60,9 @@ PRODUCTS = (
     "({s}.unsqueeze(1) @ self.w{m}{k}).squeeze(1)", "({s} @ self.w{m}{k}).flip(1)",
 )  # fmt: skip
 LIBRARY = (  # what no kernel computes
-    "{a}.sort(1).values", "{a} * ({a} >= {a}.topk(1, 1).values * 0.5)", "{a}.sort(1, descending=True)[0].t().t()",
-    "{a}.gather(1, {a}.sort(dim=1, stable=True)[1])", "{a} @ ({b}.t() @ {a}).softmax(1)", "{a}.cummax(1)[0]",
+    "{a} @ ({b}.t() @ {a}).softmax(1)", "{a}.cummax(1)[0]",
     "{a}.kthvalue(1, 1, True)[0] + {a}", "{a}.median(1, keepdim=True)[0] * {b}",
-    "{a}.scatter(1, {a}.argmax(1, keepdim=True), 0.25)", "{a}.scatter_add(1, {a}.argsort(1), {b}) * 0.5",
+    "{a}.scatter(1, {a}.argmax(1, keepdim=True), 0.25)",
     "torch.linalg.solve(({a} @ {a}.t()).double().tanh() + 5 * torch.eye(B).double(), {b}.double()).to({a}.dtype)",
 )  # fmt: skip
 LOOKUPS = (  # by what a step computes, of a table or of all steps
@@ -81,6 +80,8 @@ LOOKUPS = (  # by what a step computes, of a table or of all steps
     "{a}.logcumsumexp(1) * 0.1",
 )  # fmt: skip
 RANKED = (  # by the largest elements, some of them equal; and windows of a value's own
+    "{a}.sort(1).values", "{a} * ({a} >= {a}.topk(1, 1).values * 0.5)", "{a}.sort(1, descending=True)[0].t().t()",
+    "{a}.gather(1, {a}.round().sort(dim=1, stable=True)[1])", "{a}.scatter_add(1, {a}.argsort(1), {b}) * 0.5",
     "{a}.topk(2, 1).values.sum(1, keepdim=True) * {b}", "{a}.scatter(1, {b}.topk(2, 1)[1], {b}[:, :2])",
     "{a}.gather(1, ({b} * 2).round().topk({n}, 1, False)[1])", "{a} * ({a} >= {a}.topk(2, 1).values[:, 1:])",
     "{a}.scatter(1, {b}.argmax(1, keepdim=True).repeat(1, 2), {a}[:, -2:] * 0.5)",

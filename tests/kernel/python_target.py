@@ -60,7 +60,7 @@ from fuse.kernel.lower import Declined, Kernel, attempt
 from fuse.kernel.names import fit_names
 from fuse.kernel.packing import Packing
 from fuse.kernel.target import LoopKernels, Target, Written
-from fuse.kernel.values import Computation
+from fuse.kernel.values import Computation, RankOrder
 from tests.kernel.expression_values import evaluate
 
 NUMPY: Mapping[torch.dtype, type[Any]] = {
@@ -135,7 +135,7 @@ def _lines(statement: Statement) -> list[str]:
         case Declare():
             return [f"{statement.buffer.name} = array({statement.buffer.extent}, {statement.buffer.dtype})"]
         case Rank():
-            how = f"{statement.largest}, {statement.ordered}"
+            how = f"{statement.largest}, {statement.order!r}"
             return [f"rank({statement.best.name}, {statement.row.name}, {how})"]
         case Fail():
             return [f"if {statement.condition}: return False"]
@@ -188,8 +188,12 @@ def array(extent: int, dtype: torch.dtype) -> Any:
     return np.zeros(extent, NUMPY[dtype])
 
 
-def rank(best: Any, row: Any, largest: bool, ordered: bool) -> None:
-    best[:] = torch.topk(torch.from_numpy(row), len(best), largest=largest, sorted=ordered).indices
+def rank(best: Any, row: Any, largest: bool, order: RankOrder) -> None:
+    elements = torch.from_numpy(row)
+    if order in ("topk", "any"):
+        best[:] = torch.topk(elements, len(best), largest=largest, sorted=order == "topk").indices
+    else:
+        best[:] = torch.sort(elements, descending=largest, stable=order == "stable").indices
 
 
 def call(operator: str, dtype: torch.dtype, *operands: Any) -> Any:

@@ -45,7 +45,7 @@ STATEMENTS: dict[str, Statement] = {
     "best, best_at = a, i if best_at < 0 || a > best || a != a && best == best": Accumulate(BEST, A, I),
     "memory held: 64 of float64": Declare(Buffer("held", torch.float64, "scratch", 64)),
     "best = positions of the largest of row, in order": Rank(
-        Buffer("best", torch.int64, "scratch", 2), Buffer("row", torch.float32, "scratch", 8), True, True
+        Buffer("best", torch.int64, "scratch", 2), Buffer("row", torch.float32, "scratch", 8), True, "topk"
     ),
     "fail if outside": Fail("outside"),
     "# a remark": Comment("a remark"),

@@ -598,10 +598,6 @@ def test_the_kernel_of_equal_loops_is_the_same() -> None:
     assert lowered(example(gru, 4, 3, 16))[1].name != lowered(example(gru, 4, 3, 17))[1].name
 
 
-def _sorted_in_the_step(h: Tensor, x: Tensor) -> Tensor:
-    return torch.sort(h + x, 1).values
-
-
 def _positions_of_running_maxima(h: Tensor, x: Tensor) -> Tensor:
     return h + torch.cummax(x, 1).indices
 
@@ -616,7 +612,6 @@ STATE = torch.zeros(2, 4)
 @pytest.mark.parametrize(
     ("example", "reason"),
     [
-        (Example(_sorted_in_the_step, [STATE], [torch.zeros(3, 2, 4)]), "aten.sort"),
         (
             Example(_positions_of_running_maxima, [STATE], [torch.zeros(3, 2, 4)]),
             "result 1 of aten.cummax.default has no kernel",
@@ -627,7 +622,7 @@ STATE = torch.zeros(2, 4)
         ),
         (Example(flipped, [STATE.cfloat()], [torch.zeros(3, 2, 4).cfloat()]), "complex64"),
     ],
-    ids=["sort", "cummax", "transposed convolution", "complex"],
+    ids=["cummax", "transposed convolution", "complex"],
 )
 def test_what_has_no_kernel_is_declined_with_the_reason(example: Example, reason: str) -> None:
     _, kernel, _ = lower(example)

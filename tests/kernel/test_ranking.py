@@ -1,4 +1,4 @@
-"""``topk`` in a step of a loop: the library's elements and positions, where many elements are equal, too."""
+"""``topk`` and ``sort`` in a step of a loop: the library's elements and positions, where many are equal, too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
+from fuse.kernel import ranking
 from fuse.kernel.ranking import LONGEST_ROW
 
 STEPS, ROWS, COLUMNS = 6, 3, 8
@@ -33,6 +34,40 @@ class Ranking(nn.Module):
             values.append(value)
             positions.append(position)
         return torch.stack(values), torch.stack(positions), h
+
+
+class Sorting(nn.Module):
+    """The state is sorted in every step."""
+
+    def __init__(self, dim: int = -1, descending: bool = False, stable: bool = False) -> None:
+        super().__init__()
+        self.how = {"dim": dim, "descending": descending, "stable": stable}
+
+    def forward(self, xs: Tensor) -> tuple[Tensor, ...]:
+        h = torch.ones_like(xs[0])
+        values, positions = [], []
+        for x in xs:
+            h, position = (x - h).sort(**self.how)
+            values.append(h)
+            positions.append(position)
+        return torch.stack(values), torch.stack(positions)
+
+
+class Allocation(nn.Module):
+    """The state is weighted by products over its smaller elements, as the memory of a differentiable computer is
+    allocated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(COLUMNS, COLUMNS)
+
+    def forward(self, xs: Tensor) -> Tensor:
+        h = torch.zeros_like(xs[0])
+        for x in xs:
+            least, places = torch.sort(torch.sigmoid(self.linear(h) + x), 1)
+            free = (1 - least) * torch.cumprod(torch.cat([torch.ones(ROWS, 1), least[:, :-1]], 1), 1)
+            h = free.gather(1, places.argsort(1))
+        return h
 
 
 class Router(nn.Module):
@@ -102,7 +137,38 @@ def test_elements_and_positions_are_the_librarys(data: st.DataObject) -> None:
     assert not fused.last_run.fallbacks
 
 
-@pytest.mark.parametrize("model", [Router, SparseAttention])
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_sorted_elements_and_positions_are_the_librarys(data: st.DataObject) -> None:
+    draw = data.draw
+    size = draw(st.sampled_from([(3, 8), (2, 300), (5, 65), (1, 130), (4, 1), (40, 3)]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8]))
+    model = Sorting(draw(st.sampled_from([0, 1, -1])), draw(st.booleans()), draw(st.booleans()))
+    xs = torch.randint(0, draw(st.sampled_from([1, 4, 100])), (STEPS, *size)).to(dtype)
+    if dtype.is_floating_point:
+        xs[torch.rand(xs.shape) < 0.1] = draw(st.sampled_from([torch.nan, -0.0, torch.inf]))
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        assert all(map(same, fused(xs), model(xs)))
+    assert fused.last_run.launches < STEPS  # of integers, the first step stays outside
+    assert not fused.last_run.fallbacks
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_equal_elements_have_the_librarys_order(stable: bool) -> None:
+    xs = torch.zeros(STEPS, 2, ranking.EQUALS)
+    positions = fuse.compile(Sorting(stable=stable))(xs)[1]
+    assert torch.equal(positions, Sorting(stable=stable)(xs)[1])
+
+
+def test_an_order_that_no_kernel_knows_stays_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "_library_order", lambda: None)
+    for stable in (False, True):
+        (loop,) = fuse.show(Sorting(stable=stable), (torch.zeros(STEPS, 2, 30),)).loops
+        assert (loop.launches_per_step_after == 0) is stable
+
+
+@pytest.mark.parametrize("model", [Router, SparseAttention, Allocation])
 def test_a_loop_that_chooses_the_largest_is_one_kernel_and_trains(model: Any) -> None:
     launches = []
     for steps in (STEPS, 2 * STEPS):

@@ -81,6 +81,7 @@ def test_states_that_are_returned_too_are_memory_of_the_callers() -> None:
         assert_fuses(Model(run).eval(), torch.randn(6, BATCH, WIDTH), launches=2, fired={NAME: 1})
 
 
+@pytest.mark.usefixtures("unranked")
 def test_loops_of_libraries_start_from_memory() -> None:
     def run(m: Model, x: Tensor) -> object:
         h = torch.zeros(BATCH, WIDTH)

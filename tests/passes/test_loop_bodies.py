@@ -427,14 +427,6 @@ def test_a_body_is_one_kernel_at_every_length(name: str) -> None:
 # ---- near misses ---------------------------------------------------------------------------------------------------
 
 
-@body("sort", STAY)
-def sorted_steps(w: list[Tensor], x: Tensor) -> object:
-    h = x[0]
-    for step in x:
-        h = torch.sort(h + step, 1).values
-    return h
-
-
 @body("transposed convolution", STAY, inputs=[(2, 4, 6)], weights=((4, 4, 3),))
 def transposed_convolution(w: list[Tensor], x: Tensor) -> object:
     h = x[0]

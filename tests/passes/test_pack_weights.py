@@ -104,6 +104,7 @@ class Steps(nn.Module):
         return x
 
 
+@pytest.mark.usefixtures("unranked")
 def test_weights_that_steps_of_a_loop_read_are_packed_once() -> None:
     model, x = Steps(), torch.randn(2, 20, 32)
     assert packed(model, x) == 1

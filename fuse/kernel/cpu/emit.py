@@ -201,7 +201,7 @@ def _statement(statement: Statement, depth: int, threads: Threads = "one") -> li
             buffer = statement.buffer
             return [f"{pad}alignas(64) {cpp_types.storage(buffer.dtype)} {buffer.name}[{buffer.extent}];"]
         case Rank():
-            how = ", ".join(str(flag).lower() for flag in (statement.largest, statement.ordered))
+            how = f"{str(statement.largest).lower()}, Order::{statement.order}"
             row, best = statement.row, statement.best
             return [f"{pad}fuse_rank<{how}>({row.name}, {row.extent}, {best.extent}, {best.name});"]
         case Fail():

@@ -10,7 +10,9 @@ template <bool largest, typename T> inline bool fuse_comes_before(T a, T b) {
     return largest ? (a != a && b == b) || a > b : (a == a && b != b) || a < b;
 }
 
-template <bool largest, bool ordered, typename T>
+enum class Order { topk, any, sort, stable };
+
+template <bool largest, Order order, typename T>
 __attribute__((noinline)) void fuse_rank(const T *row, int64_t length, int64_t count, int64_t *best) {
     typedef std::pair<T, int64_t> Element;
     const auto before = [](const Element &a, const Element &b) {
@@ -18,11 +20,15 @@ __attribute__((noinline)) void fuse_rank(const T *row, int64_t length, int64_t c
     };
     std::vector<Element> queue(length);
     for (int64_t i = 0; i < length; ++i) queue[i] = Element(row[i], i);
-    if (count * 64 <= length) {
+    if (order == Order::stable) {
+        std::stable_sort(queue.begin(), queue.end(), before);
+    } else if (order == Order::sort) {
+        std::sort(queue.begin(), queue.end(), before);
+    } else if (count * 64 <= length) {
         std::partial_sort(queue.begin(), queue.begin() + count, queue.end(), before);
     } else {
         std::nth_element(queue.begin(), queue.begin() + count - 1, queue.end(), before);
-        if (ordered) std::sort(queue.begin(), queue.begin() + count - 1, before);
+        if (order == Order::topk) std::sort(queue.begin(), queue.begin() + count - 1, before);
     }
     for (int64_t i = 0; i < count; ++i) best[i] = queue[i].second;
 }
