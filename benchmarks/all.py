@@ -18,7 +18,6 @@ if __name__ == "__main__":
         "compiling",
         "sizes",
         "lengths",
-        "scans",
         "lstm",
         "cells",
         "models",

@@ -788,7 +788,6 @@ TABLES = {
     "compiling": compiling_table,
     "sizes": sizes_table,
     "lengths": lengths_table,
-    "scans": speed_table,
     "frozen": frozen_table,
     "limit": limit_table,
     "lstm": speed_table,

@@ -32,41 +32,61 @@ FOLDER = ROOT / "docs" / "patterns"
 OWN = "fuse.passes.patterns."
 PATTERN_PASSES = ("match_patterns", "pattern_gradients")
 
+
+def example(pattern: Pattern) -> tuple[Report, str]:
+    """The report on the pattern's usual call, with something that reads the result, and what that call is given."""
+    usual = next(samples(pattern))
+    function = bound(pattern, usual)
+
+    def read(*given: Any) -> Any:
+        results = function(*given)
+        first, *rest = results if isinstance(results, tuple) else (results,)
+        return (torch.tanh(first.float()), *rest) if rest else torch.tanh(first.float())
+
+    with alone(pattern):
+        report = show(Function(read), usual.arguments())
+    return report, str(usual).partition(": ")[2]
+
+
 INDEX = """# The patterns that come with fuse
 
-{count} fusions that published systems ship, as patterns; all but two are fifteen lines of code at most. {on} are on, because they are better than what the passes make by themselves; {off} are off. Those are looked for with `--patterns NAME`, or `--patterns all`, and known to `fuse explain`.
+These {count} patterns are fusions that published systems ship. All but two take at most fifteen lines of code. {on} are on, because their replacement is faster than what the passes make by themselves. {off} are off: `--patterns NAME` turns one on, `--patterns all` all of them. `fuse explain` knows every pattern.
 
-*Found in* is a small copy of the structure as its authors spell it ([tests/passes/patterns/published.py](../../tests/passes/patterns/published.py)); tests hold each pattern to it, and to two near misses that it declines. Launches are those of that copy: eager, fused without the pattern, fused with it alone. *Recognised*: the pattern is found, and has no `replace`, and no one region takes it in; the passes do what they do without it.
+*Found in* names a small copy of the structure, spelled as its authors spell it ([tests/passes/patterns/published.py](../../tests/passes/patterns/published.py)). Tests check that each pattern fires there and declines two near misses. The launches are those of the copy: eager, fused without the pattern, and fused with this pattern alone. *Recognised*: the pattern matches, but it has no `replace`, and its operators do not fit into one region, so that the passes fuse them as without the pattern.
 
 {rows}
 
-`fuse patterns` lists them beside your own; `fuse check-pattern NAME` tries one on generated calls and near misses, as the tests do.
-`fuse show` counts where they fired, and where they declined and why. These pages are made by `python docs/pattern_pages.py`.
+`fuse patterns` lists these patterns and your own. `fuse check-pattern NAME` tests one on generated calls and near misses. `fuse show` counts where they fired, and says why they declined. `python docs/pattern_pages.py` writes these pages.
 
 ## In published models
 
-With `--patterns all`, batch 1, as `benchmarks/zoo.py` builds them (at most four layers) and of `models/`, these fire. Launches are eager's, and those left with no pattern and with all; *speed* is that with all of them over that with none, in processor time, where it was measured. {published}. `snntorch:leaky` and `snntorch:lapicque` have the same graph of kernels with and without; one such program beside its own copy measured 0.93 to 1.08, which is how far so few launches can be told apart. `python -m benchmarks.zoo_patterns` repeats it; every other pattern fires in the small copy of a structure that the table above names.
+The table has the patterns that fire with `--patterns all` in the models of `benchmarks/zoo.py` (batch 1, at most four layers) and of `models/`. Its launches are those of eager, of fuse without patterns, and of fuse with all patterns. *Speed*, where it was measured, is the processor time without patterns divided by that with all patterns. {published}. `snntorch:leaky` and `snntorch:lapicque` have the same kernels with and without patterns. Such a program, timed against a copy of itself, gave ratios of 0.93 to 1.08: smaller differences mean nothing for so few launches. `python -m benchmarks.zoo_patterns` repeats these measurements. Each of the other patterns fires in the small copy that the table above names.
 
 {fires}
 
-## In other spellings, and in none
+## In other spellings, and in near misses
 
-`python -m benchmarks.respelled` spells operators of these structures otherwise: 30,600 cases, each of 61 steps taken at least 398 times. All of 17,877 that keep the meaning matched, and none of 12,723 that change it was rewritten wrongly. `python -m benchmarks.metamorphic` does it with random expressions: 11,300 cases from seed 100,000 on, 89 steps at least 200 times each, 6,497 of 6,500 matched, none of 4,800 wrong; the three missed have one value twice, in two spellings. `python -m benchmarks.steps` sums up files of both. `python -m benchmarks.patterns` looks for all patterns in a graph with every one of these structures 32 times, 17,601 nodes: 1.03 s of processor time, where its capture takes 0.94 s (sixty of them 0.88 s); in an unrolled LSTM loop of 21,260 nodes 0.52 s, capture 0.54 s. Half the graph takes 0.58 and 0.27 s. That is of an idle machine, and without what is done once in a process: running each pattern that has its operators there, about 2 s for all.
+| command | cases | matched, of those with the same meaning | rewritten wrongly, of those with another meaning |
+|---|--:|--:|--:|
+| `python -m benchmarks.respelled`: these structures in other spellings (61 kinds of changes, each made at least 398 times) | 30,600 | 17,877 of 17,877 | 0 of 12,723 |
+| `python -m benchmarks.metamorphic`: random expressions, from seed 100,000 on (89 kinds of changes, each made at least 200 times) | 11,300 | 6,497 of 6,500 | 0 of 4,800 |
 
-`python -m benchmarks.reflexive --samples 2` gives operators of PyTorch's own list to themselves, alone, in a larger graph, in a loop and under `train()`: 3,820 of 4,850 samples match, 998 are told with the reason when the pattern is registered or by what it may not do, 32 are missed (99.3 % match or are told). They are of 9 of 676 operators: in a loop, values that do not depend on the step of a loop are shared between the steps (`masked.mean`, `matrix_rank`, `take_along_dim`), and a call or two each of `einsum`, `pad` in circles, `quantile`, `slice_scatter` and `svd`.
+The three missed cases contain one value twice, in two spellings. `python -m benchmarks.steps` adds up the results of several runs.
+
+`python -m benchmarks.patterns` measures the search for all patterns, in processor time on an idle machine. In a graph with 32 copies of each of these structures (17,601 nodes) it takes 1.03 s, and the capture 0.94 s; in an unrolled LSTM loop of 21,260 nodes 0.52 s, and the capture 0.54 s. In graphs of half the size it takes 0.58 and 0.27 s. Work that is done once in a process comes on top: each pattern whose operators occur in the graph is run once, which takes about 2 s for all patterns.
+
+`python -m benchmarks.reflexive --samples 2` makes a pattern of each of PyTorch's operators, and searches for it in a graph of that operator: alone, in a larger graph, in a loop, and under `train()`. Of 4,850 samples 3,820 match. For 998, fuse says why the pattern cannot match. 32 are missed, of 9 of the 676 operators: in a loop, steps share values that do not depend on the step (`masked.mean`, `matrix_rank`, `take_along_dim`); the others are one or two calls each of `einsum`, circular `pad`, `quantile`, `slice_scatter` and `svd`.
 
 ## What needs no pattern
 
-The generic passes fuse neighbouring elementwise operators, reductions with what surrounds them, look-ups and movement, whatever they are called. A pattern for one of the following would find nothing to gain, and could keep a
-larger fusion from happening. [tests/passes/patterns/test_without_patterns.py](../../tests/passes/patterns/test_without_patterns.py) holds the passes to it.
+The generic passes fuse neighbouring elementwise operators, reductions with their neighbours, look-ups and movement without any pattern. A pattern for one of the following structures would gain nothing, and could prevent a larger fusion. [tests/passes/patterns/test_without_patterns.py](../../tests/passes/patterns/test_without_patterns.py) tests the launches.
 
 | becomes | structures |
 |---|---|
 | one kernel | {one_kernel} |
 | one kernel, or a library call and one, by size | {library_call} |
 
-Squeeze-and-excitation keeps its six launches: two products of a few numbers each, with reductions over the image before and a broadcast behind them; written as sums of products it has six kernels as well. Attention as one library call differs from eager
-where a row is masked whole, so it is an [example](../writing-a-pattern.md) and not installed; as one generated kernel it does not. Batch norm folded into a convolution's weights saves no launch: an activation is left, and both are one kernel as they are.
+Squeeze-and-excitation keeps its six launches: two products of a few numbers each, a reduction over the image before them and a broadcast after them. Written as sums of products, it has six kernels as well. Batch norm folded into a convolution's weights saves no launch, because an activation remains, and convolution, norm and activation are one kernel in any case. PyTorch's fused attention differs from eager where a whole row is masked. So that pattern is an [example](../writing-a-pattern.md) and not installed; the generated attention kernel does not differ.
 """
 
 PAGE = """# {name}
@@ -77,7 +97,7 @@ PAGE = """# {name}
 
 ![before and after]({name}.svg)
 
-{before} launches before, {after} after, in the picture: {shown}, with a `tanh` that reads the result. Tried by `fuse check-pattern {name}` on generated calls and near misses.
+The picture shows the pattern on {shown}, followed by a `tanh`: {before} launches before, {after} after. `fuse check-pattern {name}` tests it on generated calls and near misses.
 
 ```text
 {code}
@@ -132,21 +152,6 @@ def row(pattern: Pattern) -> str:
     link = f"[{pattern.name}]({pattern.name}.md)"
     told = [link, pattern.summary.replace("``", "`"), f"{source[0]}: `{source[1]}`", published.where]
     return f"| {' | '.join(map(str, (*told, *counts, default)))} |"
-
-
-def example(pattern: Pattern) -> tuple[Report, str]:
-    """The report on the pattern's usual call, with something that reads the result, and what that call is given."""
-    usual = next(samples(pattern))
-    function = bound(pattern, usual)
-
-    def read(*given: Any) -> Any:
-        results = function(*given)
-        first, *rest = results if isinstance(results, tuple) else (results,)
-        return (torch.tanh(first.float()), *rest) if rest else torch.tanh(first.float())
-
-    with alone(pattern):
-        report = show(Function(read), usual.arguments())
-    return report, str(usual).partition(": ")[2]
 
 
 def picture(report: Report) -> str:

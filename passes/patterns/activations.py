@@ -91,7 +91,7 @@ class HardSwish:
 
 @pattern(enabled=False)
 class HardSigmoid:
-    """relu6(x + 3) / 6. No ``replace``: the gradient of PyTorch's own has a slope of 1 / 6 in float32, in float64 too.
+    """relu6(x + 3) / 6. No ``replace``: the gradient of PyTorch's operator has 1 / 6 in float32, even in float64.
 
     Source: openvinotoolkit/openvino,
     src/common/transformations/src/transformations/common_optimizations/hsigmoid_fusion.cpp.

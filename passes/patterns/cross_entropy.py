@@ -23,14 +23,14 @@ class CrossEntropy:
     """Softmax with cross entropy: the negative log-likelihood of a log-softmax, as ``F.cross_entropy`` computes it.
 
     PyTorch writes the log-probabilities of all classes and reads one of each row. Here one kernel reads the logits and
-    writes one loss a row, or with ``reduction="mean"`` or ``"sum"`` what they come to; more than 4,096 rows take a
-    second kernel. With a vocabulary of classes the matrix that is not written is most of the traffic. Any
-    ``ignore_index``, ``weight=`` and dimensions behind the classes, as in segmentation.
+    writes one loss a row, or their mean or sum with that ``reduction``; more than 4,096 rows take a second kernel. If
+    the classes are a vocabulary, most of the traffic is the matrix that is not written. ``ignore_index``, ``weight=``
+    and dimensions behind the classes (segmentation) are supported.
 
-    A class that does not exist is an error, as in PyTorch. Declined in training, where the backward pass reads the
-    log-probabilities, and with ``label_smoothing=``, whose sum reads them: *used outside*. Declined where it was
-    measured to be slower: in half precision, whose elements would be converted several times, and where the classes
-    are the second dimension but lie last in memory.
+    A class that does not exist is an error, as in PyTorch. Declined as *used outside* in training, where the backward
+    pass reads the log-probabilities, and with ``label_smoothing=``, whose sum reads them. Declined where it was
+    measured to be slower: in half precision, where elements would be converted several times, and where the classes
+    are the second dimension but the last in memory.
 
     Source: linkedin/Liger-Kernel, src/liger_kernel/ops/cross_entropy.py.
     """

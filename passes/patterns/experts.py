@@ -13,7 +13,7 @@ from fuse.rewrite.patterns.registry import pattern
 
 @pattern(enabled=False, finite=True)
 class TopExperts:
-    """The probabilities of the likeliest experts, renormalised: a softmax over their logits alone.
+    """The renormalised probabilities of the likeliest experts: a softmax over their logits alone.
 
     Source: NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/auto_deploy/transform/library/moe_routing.py.
     """
@@ -32,7 +32,7 @@ class TopExperts:
 
 @pattern(enabled=False)
 class BiasedExperts:
-    """Experts chosen by sigmoids with a correction, and weighted without it, as DeepSeek-V3 does.
+    """Experts chosen by corrected sigmoids and weighted by uncorrected ones, as in DeepSeek-V3.
 
     Source: vllm-project/vllm, vllm/model_executor/layers/fused_moe/fused_moe.py.
     """

@@ -29,7 +29,7 @@ class ConvBatchNormRelu:
 
 @pattern(enabled=False)
 class ConvBatchNormTrain:
-    """A convolution and the batch norm of what it gives, as in training without running statistics.
+    """A convolution and the batch norm of its result, as in training without running statistics.
 
     Source: NVIDIA/apex, apex/contrib/groupbn/batch_norm.py.
     """
@@ -58,7 +58,7 @@ class ConvBiasRelu:
 
 @pattern(enabled=False)
 class ConvAddRelu:
-    """A convolution, the residual that is added to it, and a ReLU.
+    """A convolution, the sum with a residual, and a ReLU.
 
     Source: microsoft/onnxruntime, onnxruntime/core/optimizer/conv_add_act_fusion.cc.
     """
@@ -73,7 +73,7 @@ class ConvAddRelu:
 
 @pattern(enabled=False)
 class SqueezeExcite:
-    """An image times the gate that two small products make of its means.
+    """An image times a gate, which two small products compute from the image's means.
 
     Source: huggingface/pytorch-image-models, timm/layers/squeeze_excite.py.
     """

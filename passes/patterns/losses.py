@@ -41,7 +41,7 @@ class LabelSmoothing:
 
 @pattern
 class FocalLoss:
-    """Focal loss: a binary cross entropy that weights hard examples, without PyTorch's call for it.
+    """Focal loss: a binary cross entropy that weights hard examples, written without PyTorch's function for it.
 
     Source: NVIDIA/apex, apex/contrib/focal_loss/focal_loss.py.
     """
@@ -122,7 +122,7 @@ class ShiftedLogSumExp:
 
 @pattern(enabled=False)
 class GumbelMax:
-    """A random draw: the largest of probabilities divided by exponential noise, which is an argument.
+    """A random draw: the argmax of probabilities divided by exponential noise. The noise is an argument.
 
     Source: pytorch/pytorch, torch/_inductor/fx_passes/apply_gumbel_max_trick.py.
     """

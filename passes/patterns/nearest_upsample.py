@@ -20,11 +20,11 @@ FACTORS = (2, 4, 8)
 class NearestUpsample:
     """An image enlarged by repeating its elements.
 
-    Written as a view that is copied, the copy disappears into what reads it: the sum of a feature pyramid, an
-    activation, the concatenation of a U-Net. One launch less, and the enlarged image is never in memory.
+    The replacement copies an expanded view. The copy becomes part of the kernel that reads it: the sum of a feature
+    pyramid, an activation, the concatenation of a U-Net. This saves a launch; the enlarged image is never in memory.
 
-    Declined where the factor is none of 2, 4 and 8: PyTorch computes the place to read from in float32, and powers of
-    two are exact in it. Declined where only library calls read the result, which want it in memory.
+    Declined for factors other than 2, 4 and 8: PyTorch computes the position that it reads in float32, which is exact
+    for powers of two. Declined where only library calls read the result, because they need it in memory.
 
     Source: openvinotoolkit/openvino,
     src/common/transformations/src/transformations/common_optimizations/interpolate_sequence_fusion.cpp.

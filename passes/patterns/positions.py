@@ -44,7 +44,7 @@ class RotaryOfPairs:
 
 @pattern(enabled=False)
 class RotaryOfComplex:
-    """Rotary embedding as a product of complex numbers, in real numbers: no kernel holds complex ones.
+    """Rotary embedding as a product of complex numbers, replaced by real ones: kernels have no complex numbers.
 
     Source: NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/auto_deploy/transform/library/rope.py.
     """

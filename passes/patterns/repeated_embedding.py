@@ -1,4 +1,4 @@
-"""A look-up whose rows are added to every sequence of a batch, repeated for each sequence in the kernel of the sum."""
+"""Look the rows that all sequences of a batch share up in the kernel that adds them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ aten = torch.ops.aten
 class RepeatedEmbedding:
     """A sum with an embedding that all sequences of a batch share, such as positions.
 
-    Position ids are ``[1, length]`` or ``[length]``, so their rows are looked up for one sequence by a kernel of their
-    own, and added to all. Looked up for each sequence instead, they are read by the kernel that sums the embeddings,
-    together with the layer norm behind it: one launch less. The table's rows are in the cache after the first sequence.
+    Position ids are ``[1, length]`` or ``[length]``. Without the pattern, a kernel of its own looks their rows up for
+    one sequence. With the pattern, the kernel that sums the embeddings looks them up for each sequence, together with
+    the layer norm that follows: one launch less. The table's rows are in the cache after the first sequence.
 
-    Declined where the ids are as many as the rows of the sum.
+    Declined where there are as many ids as rows of the sum.
 
     Source: microsoft/onnxruntime, onnxruntime/python/tools/transformers/fusion_embedlayer.py.
     """

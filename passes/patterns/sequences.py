@@ -1,4 +1,4 @@
-"""Steps along a sequence that are no recurrent cell: chains, state-space models and decays."""
+"""Steps of sequence models other than recurrent cells: chains, state-space models and decays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuse.rewrite.patterns.registry import pattern
 
 @pattern(enabled=False)
 class CrfStep:
-    """One step of a chain's forward algorithm, masked.
+    """One step of a CRF's forward algorithm, with a mask.
 
     Source: kmkurn/pytorch-crf, torchcrf/__init__.py.
     """
@@ -28,7 +28,7 @@ class CrfStep:
 
 @pattern(enabled=False)
 class ViterbiStep:
-    """One step of the best path through a chain: the scores, and the predecessor of each.
+    """One step of the Viterbi algorithm: the best score of each tag, and its predecessor.
 
     Source: kmkurn/pytorch-crf, torchcrf/__init__.py.
     """
