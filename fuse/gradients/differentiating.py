@@ -210,12 +210,12 @@ class _Replay(ReplayRecorder):
 
     def record_loop(self, loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Call ``loop``, whose results have the layouts of ``values``; returns its results."""
-        nodes = [self.functional.value(self._ensure_known(operand)) for operand in operands]
+        nodes = [self.functional.value(self.inputs.known(operand)) for operand in operands]
         return tuple(self._as_tensor(node) for node in self._call(loop, nodes, values))
 
     def record_split(self, parts: Split, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Call a loop and the operators behind it; returns the results of the whole loop."""
-        nodes = [self.functional.value(self._ensure_known(operand)) for operand in operands]
+        nodes = [self.functional.value(self.inputs.known(operand)) for operand in operands]
         made = self._call(parts.loop, [nodes[i] for i in parts.operands], parts.values)
         return tuple(map(self._as_tensor, inlined(self.graph, parts.after, (*nodes, *made))))
 

@@ -154,7 +154,7 @@ class JointRecorder(Recorder):
         requires_grad = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and self._needs_gradient(i)]
         if self.frees:
             requires_grad = self._without_freed(forward, requires_grad)
-        inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
+        inputs = [i for i, fake in enumerate(self.inputs.placeholders) if fake.requires_grad]
         if requires_grad and not inputs:
             raise CaptureError(
                 "the result needs gradients only with respect to a tensor that forward makes; a graph cannot hold that"
@@ -186,10 +186,10 @@ class JointRecorder(Recorder):
             found = self._gradients(inputs, tangents)
         self.functional.settle()
         self._refuse_accumulated()
-        signature = replace(forward.meta["signature"], inputs=tuple(self.inputs))
+        signature = replace(forward.meta["signature"], inputs=tuple(self.inputs.specs))
         forward.meta["signature"] = signature
         values = {
-            i: self.functional.value(self._ensure_known(g)) for i, g in zip(inputs, found, strict=True) if g is not None
+            i: self.functional.value(self.inputs.known(g)) for i, g in zip(inputs, found, strict=True) if g is not None
         }
         unseen_writes.take_out(forward.graph)
         backward, given = split_backward(
@@ -202,7 +202,7 @@ class JointRecorder(Recorder):
             functools.partial(self.recomputed, values),
         )
         position = {i: number for number, i in enumerate(values)}
-        gradients = tuple(position.get(i) for i in range(len(self.inputs)))
+        gradients = tuple(position.get(i) for i in range(len(self.inputs.specs)))
         own = has_own_gradients(self.leaves)
         trained = frozenset(requires_grad)
         return Joint(forward, backward, given, gradients, trained, own_gradients=own, eagers=eagers)
@@ -268,7 +268,7 @@ class JointRecorder(Recorder):
 
     def _finish(self, result: Any) -> GraphModule:
         found = super()._finish(result)
-        self.leaves = [self._ensure_known(x) if isinstance(x, Tensor) else x for x in flatten_result(result)[0]]
+        self.leaves = [self.inputs.known(x) if isinstance(x, Tensor) else x for x in flatten_result(result)[0]]
         return found
 
     def _line(self) -> str:
@@ -289,8 +289,8 @@ class JointRecorder(Recorder):
         A call may reach an input in two ways: through its fake tensor, and as the real tensor, held by a plain
         container. The gradients of both are added.
         """
-        fakes = [self.placeholders[i] for i in inputs]
-        held = [self.data.get(id(fake), fake) for fake in fakes]
+        fakes = [self.inputs.placeholders[i] for i in inputs]
+        held = [self.inputs.data.get(id(fake), fake) for fake in fakes]
         try:
             found = torch.autograd.grad(
                 [self.leaves[i] for i in tangents],
@@ -380,13 +380,13 @@ class JointRecorder(Recorder):
     def _refuse_effects(self, forward: GraphModule) -> None:
         """Refuse effects of the call on autograd's state, which its graph would not repeat."""
         for mutation in forward.meta["signature"].mutations:
-            if self.placeholders[mutation.input_index].requires_grad:
-                name = self.inputs[mutation.input_index].name
+            if self.inputs.placeholders[mutation.input_index].requires_grad:
+                name = self.inputs.specs[mutation.input_index].name
                 raise CaptureError(f"forward writes {name}, which needs gradients")
         if any(alias.tensor._backward_hooks or alias.tensor.retains_grad for alias in self.functional.aliases.values()):
             raise CaptureError("forward registers a hook on a tensor; a graph cannot hold that")
         needing: dict[int, bool] = {}
-        for fake in self.placeholders:
+        for fake in self.inputs.placeholders:
             storage = fake.untyped_storage()._cdata
             if storage in needing and (fake.requires_grad or needing[storage]):
                 raise CaptureError("two inputs share memory, and one needs gradients")
@@ -394,7 +394,7 @@ class JointRecorder(Recorder):
         self._refuse_accumulated()
 
     def _refuse_accumulated(self) -> None:
-        for real, fake in self.adopted.values():
+        for real, fake in self.inputs.adopted.values():
             if real is fake or not fake.is_leaf or fake.grad is None:
                 continue
             if real.grad is None or fake.grad._version:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -29,14 +28,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
-    unset_fake_temporarily,
 )
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
-from fuse.devices import HOST
 from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, functional_forms, probing
 from fuse.graph.arguments import named_leaves
@@ -44,7 +41,7 @@ from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
 from fuse.graph.chosen_by_draws import ChoicesByDraws, Chooses, raise_if_several
 from fuse.graph.conversions import idle_conversions
-from fuse.graph.drawn_numbers import LARGEST_CHOICES, DrawRecord, draws_followed
+from fuse.graph.drawn_numbers import DrawRecord, draws_followed
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_mode import WithoutSwitch
 from fuse.graph.fake_parameters import with_fake_parameters
@@ -55,13 +52,14 @@ from fuse.graph.hidden_fakes import fakes_hidden
 from fuse.graph.inference import InferenceModes, inference_followed
 from fuse.graph.learned import Learning
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
-from fuse.graph.naming import argument_name, identifier, named_arguments, names_of_state, parameter_names
-from fuse.graph.outputs import add_placeholder, finished
+from fuse.graph.naming import argument_name, named_arguments, names_of_state, parameter_names
+from fuse.graph.outputs import finished
 from fuse.graph.packed_sequences import packed_by_masks
 from fuse.graph.reachable_state import reached_by
 from fuse.graph.read_methods import reads_followed
 from fuse.graph.read_numbers import WantsPlain
 from fuse.graph.reassigning import reassignments_noted
+from fuse.graph.recorded_inputs import RecordedInputs, tensor_of
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.repeated_calls import RepeatedCalls
 from fuse.graph.requires_grad import RequiresGradOfArguments, needed_at_first, switched
@@ -69,15 +67,13 @@ from fuse.graph.result_leaves import ResultLeaves
 from fuse.graph.result_structure import GivenContainer, flatten_result
 from fuse.graph.seeding import followed
 from fuse.graph.short_graphs import COLLECTORS, shortened
-from fuse.graph.signature import Attribute, ChangedContainers, Dispatch, InputSpec, Signature
+from fuse.graph.signature import Attribute, ChangedContainers, Dispatch, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.value_checks import check_values, values_checked
-from fuse.graph.value_reads import READS, Inputs, Reader
+from fuse.graph.value_reads import READS, Reader
 
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DEVICE = torch.ops.prim.device.default
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-"""Type of a number -> the dtype of the tensor that an operator makes of it."""
 _DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -107,18 +103,9 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.dispatches: list[Dispatch] = []
         self.reassigned = False  # whether a tensor got other memory without an operator
         self.packs = False  # whether the call has a packed sequence
-        self.inputs: list[InputSpec] = []
-        self.placeholders: list[Tensor] = []
-        self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
-        self.last_input: Node | None = None
-        self.names = names_of_state(model, plan.attributes)
-        self.names_by_fake: dict[int, tuple[Any, str]] = {}
-        self.data: dict[int, Tensor] = {}  # id of a fake tensor -> its real tensor
-        self.real_of: dict[Node, Tensor] = {}  # placeholder -> its real tensor
-        self.fixed: set[Node] = set()  # placeholders of the program's own numbers
-        inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
-        self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients, self.dispatches)
-        self.drawn = DrawRecord(self.reader, self._drawn_input, plan.plain_reads, self._choices)
+        self.inputs = RecordedInputs(self.graph, self.functional, fake_mode, names_of_state(model, plan.attributes))
+        self.reader = Reader(self.functional, fake_mode, self.inputs, plan.plain_reads, self.gradients, self.dispatches)
+        self.drawn = DrawRecord(self.reader, self.inputs.drawn, plan.plain_reads, self.inputs.choices)
         self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.reader.copied)
         self.choosing = plan.choosing
         self.functions: list[FunctionType] = []  # of the user
@@ -162,11 +149,13 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             RequiresGradOfArguments: ``forward`` begins with it, and the tensors are arguments.
         """
         positions = []
-        for fake in switched(self.adopted.values()):
-            spec = next((s for s, p in zip(self.inputs, self.placeholders, strict=True) if p is fake), None)
+        for fake in switched(self.inputs.adopted.values()):
+            spec = next(
+                (s for s, p in zip(self.inputs.specs, self.inputs.placeholders, strict=True) if p is fake), None
+            )
             argument = spec is not None and spec.kind == "argument" and fake.requires_grad
             if spec is None or not argument or not needed_at_first(fake, self.dispatches):
-                name = spec.name if spec else self.names_by_fake.get(id(fake), ("", "a tensor"))[1]
+                name = spec.name if spec else self.inputs.names_by_fake.get(id(fake), ("", "a tensor"))[1]
                 raise CaptureError(f"forward sets requires_grad of {name}; a graph cannot hold that")
             positions.append(spec.index)
         if positions:
@@ -212,73 +201,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
     # ---- inputs ------------------------------------------------------------------------------------------------------
 
     def _argument(self, name: str, index: int, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        seen = id(leaf) in self.adopted
-        fake = self._adopt(leaf)
-        if not seen:
-            self._add_input(fake, InputSpec("argument", name, index))
-        return fake
-
-    def _adopt(self, tensor: Tensor) -> Tensor:
-        """The fake tensor of a tensor from outside; the tensor itself if it is fake already."""
-        if id(tensor) not in self.adopted:
-            self.functional.draws.refuse_value(tensor)
-            if isinstance(tensor, FakeTensor):
-                fake: Tensor = tensor
-            elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
-                raise CaptureError(f"an input is a {type(tensor).__name__}, a tensor subclass that is not supported")
-            elif tensor.layout is not torch.strided:
-                raise CaptureError(f"an input has layout {tensor.layout}, which is not supported")
-            else:
-                with contextlib.nullcontext() if tensor.is_leaf else _unwarned():
-                    fake = self.fake_mode.from_tensor(tensor)
-            self.adopted[id(tensor)] = (tensor, fake)
-            self.data[id(fake)] = tensor
-        return self.adopted[id(tensor)][1]
-
-    def _add_input(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
-        """A new placeholder for ``fake``, behind the existing placeholders."""
-        name = identifier(spec.name)
-        self.functional.settle()
-        if self.last_input is not None:
-            with self.graph.inserting_after(self.last_input):
-                node = add_placeholder(self.graph, name)
-        elif len(self.graph.nodes):
-            with self.graph.inserting_before(next(iter(self.graph.nodes))):
-                node = add_placeholder(self.graph, name)
-        else:
-            node = add_placeholder(self.graph, name)
-        node.meta["val"] = fake
-        node.meta["source"] = ""
-        self.last_input = node
-        self.real_of[node] = self.data.get(id(fake), fake) if spec.value is None else spec.value
-        self.functional.add_input(fake, node, len(self.inputs) if writes_back else None)
-        self.inputs.append(spec)
-        self.placeholders.append(fake)
-        return node
-
-    def _ensure_known(self, tensor: Tensor) -> Tensor:
-        """The fake tensor that the graph knows for an operand; a new operand gets a placeholder."""
-        if not isinstance(tensor, FakeTensor):
-            if tensor.layout is not torch.strided:
-                _, name = self.names.get(id(tensor), ("", "a tensor"))
-                raise CaptureError(f"{name} has layout {tensor.layout}, and is read at {user_line()}")
-            tensor = self._adopt(tensor)
-            kind, _ = self.names_by_fake.get(id(tensor), ("", ""))
-            if kind == "attribute":  # not read through the attribute, which may have another value later
-                raise CaptureError(f"an attribute that forward assigns is read at {user_line()}, but not by its name")
-        if not self.functional.known(tensor):
-            kind, name = self.names_by_fake.get(id(tensor), ("constant", ""))
-            if kind == "constant":
-                name = f"constant_{len(self.inputs)}"
-                real = next((r for r, f in self.adopted.values() if f is tensor), None)
-                if real is None:
-                    raise CaptureError(f"a tensor at {user_line()} was made outside of the call and cannot be followed")
-                self._add_input(tensor, InputSpec("constant", name, value=real, may_change=True))
-            else:
-                self._add_input(tensor, InputSpec(kind, name))
-        return tensor
+        return self.inputs.argument(name, index, leaf)
 
     @contextlib.contextmanager
     def _fake_state(self, arguments: Mapping[str, Any]) -> Iterator[None]:
@@ -295,8 +218,8 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         dtype = left = torch.get_default_dtype()
         try:
             with (
-                with_fake_parameters(self.model, self._fake_of_state) as assigned,
-                self.overlay.applied(self._fake_of_attribute),
+                with_fake_parameters(self.model, self.inputs.of_state) as assigned,
+                self.overlay.applied(self.inputs.of_attribute),
                 draws_followed(self.drawn, before.names),
                 self.choices.made(before.functions, self.choosing or frozenset()),
             ):
@@ -306,7 +229,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
                 raise Reads(counts) from error
             raise
         finally:
-            changes = before.restore(self._is_fake_of)
+            changes = before.restore(self.inputs.is_fake_of)
             left = torch.get_default_dtype()
             torch.set_default_dtype(dtype)
         if left is not dtype:
@@ -338,49 +261,18 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         held = self.model.get_submodule(attribute.owner).__dict__.get(attribute.name)
         return replace(attribute, entries=held is change.replaced)
 
-    def _is_fake_of(self, tensor: Tensor, real: Tensor) -> bool:
-        return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
-
-    def _fake_of_state(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided:
-            return tensor  # refused where an operator reads it
-        fake = self._adopt(tensor)
-        if id(tensor) in self.names:
-            self.names_by_fake[id(fake)] = self.names[id(tensor)]
-        return fake
-
-    def _fake_of_attribute(self, tensor: Tensor, name: str) -> Tensor:
-        fake = self._adopt(tensor)
-        self.names_by_fake.setdefault(id(fake), ("attribute", name))
-        return fake
-
     def _number_of_attribute(self, number: int | float, name: str) -> tuple[Tensor, Any]:
         """A number in an attribute as an input: its fake tensor, and what ``forward`` sees."""
-        with unset_fake_temporarily():
-            real = torch.tensor(number, dtype=_DTYPES[type(number)], device=HOST)
-        fake = self._fake_of_attribute(real, name)
+        fake = self.inputs.of_attribute(tensor_of(number), name)
         return fake, self.reader.item(fake)
-
-    def _drawn_input(self, number: int | float, draw: int) -> Node:
-        """A random number that Python draws as an input."""
-        with _disable_current_modes():
-            real = torch.tensor(number, dtype=_DTYPES[type(number)], device=HOST)
-        spec = InputSpec("draw", f"draw_{draw}", draw, value=real, may_change=True)
-        return self._add_input(self._adopt(real), spec, writes_back=False)
-
-    def _choices(self) -> tuple[Tensor, Tensor]:
-        """Choices by random numbers as an input: its fake tensor and its real one."""
-        with _disable_current_modes():
-            real = torch.zeros(LARGEST_CHOICES, dtype=torch.bool, device=HOST)
-        fake = self._adopt(real)
-        self._add_input(fake, InputSpec("draw", "choices", value=real, may_change=True), writes_back=False)
-        return fake, real
 
     def _refuse_learned_numbers(self) -> None:
         """Refuse attributes as inputs if the graph learns their numbers: it would serve one call only."""
         if numbers := self.overlay.numbers():
             nodes = {
-                self.functional.value(fake): numbers[id(fake)] for fake in self.placeholders if id(fake) in numbers
+                self.functional.value(fake): numbers[id(fake)]
+                for fake in self.inputs.placeholders
+                if id(fake) in numbers
             }
             if learned := self.reader.learned_of(nodes):
                 raise Reads([nodes[node] for node in learned])
@@ -408,13 +300,13 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         leaves = overlay.leaves()
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                self._ensure_known(leaf)
+                self.inputs.known(leaf)
         positions = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
-        for i, (spec, fake) in enumerate(zip(self.inputs, self.placeholders, strict=True)):
+        for i, (spec, fake) in enumerate(zip(self.inputs.specs, self.inputs.placeholders, strict=True)):
             if spec.kind == "attribute":
                 if id(fake) not in positions:
                     raise CaptureError("forward assigns and reads an attribute in a way that cannot be followed")
-                self.inputs[i] = replace(spec, index=positions[id(fake)])
+                self.inputs.specs[i] = replace(spec, index=positions[id(fake)])
         return result, overlay.assigned(), self.containers.new_contents(changed.changed if changed else ())
 
     # ---- recording ---------------------------------------------------------------------------------------------------
@@ -458,12 +350,12 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             self.dispatches.append(Dispatch(op, args, kwargs, found, self.functional.source))
             return found
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
-            return self._constant(op, args[0])
+            return self.inputs.constant(op, args[0])
         if ops.is_view(op) and isinstance(
             args[0], (int, float, complex)
         ):  # autograd calls it on the number in ``z * 1j``
-            args = (self._number(args[0]), *args[1:])
-        args, kwargs = self._known(args), self._known(kwargs)
+            args = (self.inputs.number(args[0]), *args[1:])
+        args, kwargs = self.inputs.operands(args), self.inputs.operands(kwargs)
         if op not in COLLECTORS:
             self.functional.ask_for((args, kwargs))
         if has_byte_masks(op, args):
@@ -502,49 +394,20 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
     _line: Callable[..., str] = staticmethod(user_line)
     """The user's line of the current operator."""
 
-    def _known(self, arguments: Any) -> Any:
-        """``arguments`` with the fake tensors that the graph knows."""
-        if isinstance(arguments, Tensor):
-            return self._ensure_known(arguments)
-        if type(arguments) in (tuple, list):
-            return type(arguments)([self._known(a) for a in arguments])
-        if isinstance(arguments, dict):
-            return {name: self._known(a) for name, a in arguments.items()}
-        return arguments
-
-    def _constant(self, op: OpOverload, tensor: Tensor) -> Tensor:
-        """The fake tensor of ``torch.tensor([...])`` in ``forward``: the program's own numbers, a new tensor in each
-        call."""
-        if isinstance(tensor, FakeTensor):
-            raise CaptureError(f"a tensor is made from values that depend on data at {user_line()}")
-        fake: Tensor = op(tensor)
-        name = f"constant_{len(self.inputs)}"
-        with unset_fake_temporarily():  # the real numbers, not a fake tensor
-            value = tensor.detach().clone()
-        self.fixed.add(self._add_input(fake, InputSpec("constant", name, value=value), writes_back=False))
-        return fake
-
-    def _number(self, number: complex) -> Tensor:
-        """The tensor that an operator makes of a number where it expects a tensor."""
-        with unset_fake_temporarily():
-            value = torch.tensor(number, dtype=_DTYPES[type(number)])
-        with self.fake_mode:
-            return self._constant(torch.ops.aten.lift_fresh.default, value)
-
     # ---- result ------------------------------------------------------------------------------------------------------
 
     def _finish(self, result: Any) -> GraphModule:
         self.functional.settle()
         leaves, out_spec = flatten_result(result)
-        self.functional.ask_for([self._ensure_known(leaf) for leaf in leaves if isinstance(leaf, Tensor)])
+        self.functional.ask_for([self.inputs.known(leaf) for leaf in leaves if isinstance(leaf, Tensor)])
         if self.reassigned:
             raise CaptureError("forward assigns the .data of a tensor, or swaps it; a graph cannot hold that")
-        found = ResultLeaves(self.functional, self.placeholders, self._ensure_known, self.numbers, self.gradients)
+        found = ResultLeaves(self.functional, self.inputs.placeholders, self.inputs.known, self.numbers, self.gradients)
         outputs, mutations = found.outputs(leaves), found.mutations()
         module = finished(self.graph, found.values, self.modules)
         module.meta["may_stop"] = not self.gradients  # loops, if learned values decide that (loops/stopping.py)
         module.meta["signature"] = Signature(
-            tuple(self.inputs),
+            tuple(self.inputs.specs),
             outputs,
             out_spec,
             mutations,
@@ -563,14 +426,6 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         """The recorded ``graph`` for passes; a copy with stand-ins if steps were left out."""
         steps = self.functional.steps
         return shortened(graph, self.functional.whole) if steps is not None and steps.loops else graph
-
-
-@contextlib.contextmanager
-def _unwarned() -> Iterator[None]:
-    """A context without torch's warning about ``.grad`` of a tensor that is no leaf, which its fake modes read."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
-        yield
 
 
 def _at(error: BaseException) -> str:

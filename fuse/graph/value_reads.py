@@ -32,6 +32,7 @@ from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.masked_elements import MaskSelections, selects_by_mask
 from fuse.graph.read_numbers import WantsPlain, distance, is_number, node_of, read_number
+from fuse.graph.recorded_inputs import RecordedInputs
 from fuse.graph.sources import user_line
 from fuse.graph.tensor_indices import IndexCopies, looks_like_view, positions_in, viewed, window, windows_in
 
@@ -52,19 +53,6 @@ class _Fact:
     source: str
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs of a recording.
-
-    ``given``: returns the real tensor of a placeholder. ``known``: returns the fake tensor that the graph knows for an
-    operand. ``fixed``: placeholders of the program's own numbers.
-    """
-
-    given: Callable[[Node], Tensor]
-    known: Callable[[Tensor], Tensor]
-    fixed: Collection[Node]
-
-
 class Reader:
     """The reads of one recording.
 
@@ -76,7 +64,7 @@ class Reader:
         self,
         functional: Functionalizer,
         fake_mode: FakeTensorMode,
-        inputs: Inputs,
+        inputs: RecordedInputs,
         plain: bool,
         gradients: bool,
         dispatches: list[Any],
@@ -91,8 +79,8 @@ class Reader:
         self.trouble: CaptureError | None = None
         self.facts: dict[tuple[Node, Guard], _Fact] = {}
         self._known = inputs.known
-        self._evaluation = Evaluation(inputs.given, functional.draws)
-        self._keys = Keys(functional.draws, inputs.given, inputs.fixed)
+        self._evaluation = Evaluation(inputs.real_of.__getitem__, functional.draws)
+        self._keys = Keys(functional.draws, inputs.real_of.__getitem__, inputs.fixed)
         self._varying = Varying(inputs.fixed)
         self._read: list[str] = []  # the user's line of each read
         self._sized: list[tuple[Tensor, Tensor]] = []  # fake tensors, with their values in this call

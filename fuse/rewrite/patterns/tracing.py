@@ -124,15 +124,15 @@ class _PatternRecorder(Recorder):
         leaves = list(result) if isinstance(result, (tuple, list)) else [result]
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise CaptureError("it must return a tensor, or a tuple of tensors")
-        if any(spec.kind != "argument" and spec.value is None for spec in self.inputs):
+        if any(spec.kind != "argument" and spec.value is None for spec in self.inputs.specs):
             raise CaptureError("it reads a tensor that is not a parameter; make it one")
-        if any(self.functional.aliases[id(fake)].base.version for fake in self.placeholders):
+        if any(self.functional.aliases[id(fake)].base.version for fake in self.inputs.placeholders):
             raise CaptureError("it writes to an input")
         outputs = tuple(self.functional.value(leaf) for leaf in leaves)
         output = self.graph.output(outputs)
         output.meta.update(val=tuple(node.meta["val"] for node in outputs), source="")
         module = GraphModule(nn.Module(), self.graph)
-        module.meta["inputs"] = tuple(self.inputs)
+        module.meta["inputs"] = tuple(self.inputs.specs)
         return module
 
 
