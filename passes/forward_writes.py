@@ -12,9 +12,13 @@ all writes so far. Once it reads the state directly, the writes only collect res
 Compilers know this as store-to-load forwarding (Muchnick, "Advanced Compiler Design and Implementation", 1997, section
 12.2).
 
-Declined where a read covers only a part of one write or several writes, and where the layout of the written value would
-become visible: in a view that its strides do not allow, in the strides of a result, or in memory that the caller
-receives.
+The written value may lie in memory otherwise than its place (``y[:, t] = f(y[:, t - 1].t()).t()``). Where that would
+become visible, as many reads as a loop has steps get a contiguous copy of the value, which costs nothing in the kernel
+of a loop.
+
+Declined where a read covers only a part of one write or several writes, and where the layout of the written value, or
+of its copy, would become visible: in a view that its strides do not allow, in the strides of a result, or in memory
+that the caller receives.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery, view_layouts
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -62,6 +67,7 @@ def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
     """Read a value directly instead of from the tensor that it was written to."""
     escaping = effects.escaping(graph)
     chains: dict[Node, WriteChain] = {}  # by the last write of each chain
+    visible: list[tuple[Node, ReadSource, str]] = []
     for node in list(graph.graph.nodes):
         base: Any = node.args[0] if node.args else None
         if node.target in WRITES:
@@ -71,9 +77,17 @@ def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
             if source is None:
                 yield declined(node, "the read covers only a part of one write, or several writes")
             elif reason := obstacle(node, source, escaping):
-                yield declined(node, reason)
+                if source.written and obstacle(node, source, escaping, copied=True) is None:
+                    visible.append((node, source, reason))
+                else:
+                    yield declined(node, reason)
             else:
-                yield rewrite(node, forward, node, source)
+                yield rewrite(node, forward, node, source, False)
+    for read, source, reason in visible:
+        if len(visible) < LEAST_STEPS:
+            yield declined(read, reason)
+        else:
+            yield rewrite(read, forward, read, source, True)
 
 
 def continued(chain: WriteChain | None, write: Node) -> WriteChain:
@@ -102,8 +116,8 @@ def source_of(read: Node, chain: WriteChain) -> ReadSource | None:
     return ReadSource(write, written=True) if same_place else None
 
 
-def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
-    """Why ``read`` cannot have its value from ``source``, or None."""
+def obstacle(read: Node, source: ReadSource, escaping: set[Node], copied: bool = False) -> str | None:
+    """Why ``read`` cannot have its value from ``source``, or a contiguous copy of it, or None."""
     if read in escaping:
         return "the caller receives the read, which shares memory with the written tensor"
     value: Tensor = read.meta["val"]
@@ -111,6 +125,7 @@ def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
         given = view_layouts.without_data(written(source.node).meta["val"])
         given = given if given.dtype == value.dtype else given.to(value.dtype)
         new = given if given.shape == value.shape else given.expand(value.shape)
+        new = new.contiguous() if copied else new
     else:
         plain = view_layouts.without_data(source.node.meta["val"])
         new = view_layouts.view(read.target, plain, read.args[1:], read.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
@@ -164,11 +179,13 @@ def keep_layouts_of_copies(read: Node) -> None:
                 worklist.append(user)
 
 
-def forward(read: Node, source: ReadSource) -> None:
-    """Let the users of ``read`` have its value from ``source``."""
+def forward(read: Node, source: ReadSource, copied: bool) -> None:
+    """Let the users of ``read`` have its value from ``source``, or a contiguous copy of it."""
     keep_layouts_of_copies(read)
     if source.written:
         new = piece(source.node, read)
+        if copied:
+            new = surgery.insert(read, aten.clone.default, new, memory_format=torch.contiguous_format)
     else:
         new = surgery.insert(read, read.target, source.node, *read.args[1:], **read.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
     surgery.replace(read, new)

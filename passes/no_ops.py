@@ -158,8 +158,9 @@ def copies(x: Node, dtype: torch.dtype | None = None, **_layout: object) -> Node
 
 
 def joins_one(tensors: list[Node], dim: int = 0) -> Node | None:
-    """cat of one tensor."""
-    return tensors[0] if len(tensors) == 1 else None
+    """cat of one tensor, and of others without elements."""
+    kept = [tensor for tensor in tensors if tensor.meta["val"].numel()] or tensors
+    return kept[0] if len(kept) == 1 else None
 
 
 def repeats_once(x: Node, repeats: list[int]) -> Node | None:

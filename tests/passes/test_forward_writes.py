@@ -48,6 +48,16 @@ def copies_of_turned_values(x):
     return y
 
 
+def turned(x):
+    """The forward algorithm of a hidden Markov model over ``x[batch, t]``."""
+    score = (torch.arange(16.0).view(4, 4) % 5).log_softmax(0)
+    y = torch.zeros(len(x), x.shape[1], 4)
+    for t in range(1, x.shape[1]):
+        above = score.reshape(4, 4, 1) + y[:, t - 1].transpose(0, 1).reshape(1, 4, len(x))
+        y[:, t] = torch.logsumexp(above, 1).transpose(0, 1) * x[:, t, None]
+    return y.logsumexp(2)
+
+
 def own_rows(x):
     x = x.clone()
     for t in range(len(x)):
@@ -56,12 +66,24 @@ def own_rows(x):
 
 
 @pytest.mark.parametrize(
-    ("function", "launches"), [(average, 2), (two_steps_back, 3), (rows, 2), (copies_of_turned_values, 3)]
+    ("function", "launches"),
+    [(average, 2), (two_steps_back, 3), (rows, 2), (copies_of_turned_values, 3), (turned, 3)],
 )
 def test_a_state_kept_in_the_tensor_that_is_filled_is_carried(function: Callable, launches: int) -> None:
     for steps in (8, 17):
         x = torch.randn(3, steps) if function is not rows else torch.randn(steps, 3)
         assert_fuses(Function(function), x, launches=launches, fired={"roll_whole_loops": 1})
+
+
+def test_a_turned_state_is_right_where_elements_are_equal_or_special() -> None:
+    x = torch.tensor([-0.0, torch.nan, torch.inf, 1, 1, -torch.inf, 0, 1]).repeat(3, 1)
+    assert check(Function(turned), (x,)).passed
+    assert check(Function(turned), (torch.randn(3, 8, requires_grad=True),), train=True).passed
+
+
+def test_few_turned_values_stay_where_their_layout_shows() -> None:
+    assert_fuses(Function(turned), torch.randn(3, 5), fired={NAME: 0}, rejected={NAME: 3})
+    assert_fuses(Function(turned), torch.randn(3, 6), fired={NAME: 4}, rejected={NAME: 0})
 
 
 def test_positions_that_were_not_written_are_read_from_below() -> None:
