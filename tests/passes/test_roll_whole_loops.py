@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fuse.check.oracle import check
 from fuse.testing import assert_fuses
 
 STEPS = 6
@@ -82,3 +83,29 @@ class JoinedWithAConstant(nn.Module):
 
 def test_states_are_stacked_behind_the_first_and_concatenated_in_each_step() -> None:
     assert_fuses(JoinedWithAConstant(), torch.randn(3, 8), launches=2, fired={"roll_whole_loops": 1})
+
+
+class Clockwork(nn.Module):
+    """Parts of the state are updated every step, every second and every fourth: Koutnik et al., "A Clockwork RNN",
+    2014."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, xs: Tensor) -> Tensor:
+        h, kept = torch.zeros_like(xs[0]), []
+        for t, x in enumerate(xs):
+            updated = 4 * sum(t % period == 0 for period in (1, 2, 4))
+            h = torch.cat([torch.tanh(x + self.linear(h))[:, :updated], h[:, updated:]], 1)
+            kept.append(h)
+        return torch.stack(kept)
+
+
+def test_a_step_that_updates_the_whole_state_concatenates_nothing_with_it() -> None:
+    """Its other piece has no elements, which no kernel reads."""
+    xs = torch.randn(20, 3, 12)
+    xs[1, 0, 0], xs[2, 1, 1] = torch.nan, -0.0
+    with torch.no_grad():
+        assert_fuses(Clockwork(), xs, launches=1, fired={"roll_whole_loops": 1})
+    assert check(Clockwork(), (torch.randn(20, 3, 12),), train=True).passed
