@@ -126,11 +126,13 @@ def mul(call: Call) -> Value:
 def div(call: Call) -> Value:
     mode = call.arguments.get("rounding_mode")
     if not call.dtype.is_floating_point:
-        raise Unsupported("an integer division by zero would end the process")
+        _check_divisor(call)
     if mode is None:
         return call.map(operator.truediv, "self", call.unrounded("other"))
     if mode == "floor":
         return _floor_divide(call)
+    if not call.dtype.is_floating_point:
+        return call.map(operator.floordiv, "self", "other")  # of expressions, as in C: rounded towards zero
     if _by_number(call):
         return call.map(lambda x, y: fn.trunc(x / y), "self", call.unrounded("other"))
     return call.map(lambda x, y: fn.trunc(converted(x / y, x.dtype, call.dtype)), "self", "other")
@@ -139,10 +141,15 @@ def div(call: Call) -> Value:
 @recipe("floor_divide", "remainder.Tensor", "remainder.Scalar", "fmod")
 def divide_by_rounding(call: Call) -> Value:
     name = call.op._schema.name.split("::")[1]
-    divisor = call["other"]
-    if not call.dtype.is_floating_point and (isinstance(divisor, Value) or divisor in (0, -1)):
-        raise Unsupported("an integer division by zero would end the process")
+    if not call.dtype.is_floating_point:
+        _check_divisor(call)
     return _floor_divide(call) if name == "floor_divide" else call.map(getattr(fn, name), "self", "other")
+
+
+def _check_divisor(call: Call) -> None:
+    """Raise Unsupported for integers that are divided by anything but a number that is safe."""
+    if isinstance(call["other"], Value) or call["other"] in (0, -1):
+        raise Unsupported("an integer division by zero would end the process")
 
 
 def _by_number(call: Call) -> bool:

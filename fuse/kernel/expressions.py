@@ -57,7 +57,7 @@ class Expression:
         return operation("divide", other, self)
 
     def __floordiv__(self, other: Operand) -> Operation:
-        """The quotient of two non-negative integers."""
+        """The quotient of two integers, rounded towards zero; the divisor is neither 0 nor -1."""
         return operation("quotient", self, other)
 
     def __mod__(self, other: Operand) -> Operation:

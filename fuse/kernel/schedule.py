@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.collapsing import collapse
 from fuse.kernel.dtypes import register
-from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import either
 from fuse.kernel.extents import always_equal, is_one
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded
@@ -35,7 +35,7 @@ from fuse.kernel.ir import (
     Statement,
 )
 from fuse.kernel.multi_stage import first_stage, read_from_memory
-from fuse.kernel.nest import Dimension, Sink
+from fuse.kernel.nest import Dimension, Sink, builder_for
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.ranking import rank_nest
 from fuse.kernel.rows import RowNest
@@ -114,21 +114,29 @@ def range_checks(computation: Computation, inputs: list[Buffer]) -> list[Stateme
         if (id(value.positions), extent) in seen:
             continue
         seen.add((id(value.positions), extent))
-        least = -extent if value.wraps else 0
-        number = len(seen)
-        shape = value.positions.shape
-        atoms = [f"p{number}_{d}" for d in range(len(shape))]
-        builder = Builder(inputs, dict(zip(atoms, shape, strict=True)), computation.value_names)
-        outside = Accumulator(f"out_of_range_{number}", torch.bool, "any")
-        builder.add(outside)
-        for i, atom in enumerate(atoms):
-            builder.open(atom, "vector" if i == len(atoms) - 1 else "serial")
-        found = builder.element(value.positions, tuple(Affine.of(a) for a in atoms))
-        builder.add(Accumulate(outside, either(found < least, found >= extent)))
-        for i in range(len(atoms)):
-            builder.close((outside,) if i == 0 else ())
-        statements += _scoped([*builder.blocks[0].statements, Fail(outside.name)])
+        outside = Accumulator(f"out_of_range_{len(seen)}", torch.bool, "any")
+        nest = with_splits(
+            value.positions.shape, partial(_range_check, value, outside, inputs, computation.value_names)
+        )
+        statements += _scoped([*nest, Fail(outside.name)])
     return statements
+
+
+def _range_check(
+    value: Gather, outside: Accumulator, inputs: list[Buffer], names: Names, dimensions: list[Dimension]
+) -> list[Statement]:
+    """The loop that sets ``outside`` if a position of ``value`` is out of range."""
+    builder = builder_for(dimensions, inputs, names)
+    builder.add(outside)
+    atoms = [atom for dimension in dimensions for atom in dimension.atoms]
+    for atom in atoms:
+        builder.open(atom, "vector" if atom == atoms[-1] else "serial")
+    found = builder.element(value.positions, tuple(dimension.index() for dimension in dimensions))
+    extent = value.table.shape[value.dim]
+    builder.add(Accumulate(outside, either(found < (-extent if value.wraps else 0), found >= extent)))
+    for atom in atoms:
+        builder.close((outside,) if atom == atoms[0] else ())
+    return builder.blocks[0].statements
 
 
 def _argument(name: str, dtype: torch.dtype, role: BufferRole) -> Buffer:

@@ -60,6 +60,45 @@ def test_a_look_up_by_several_tensors_is_part_of_a_kernel(name: str) -> None:
     assert report.passed, report
 
 
+class Beam(nn.Module):
+    """The best of all continuations of each sentence's beams; a state is looked up by the beam that it continues."""
+
+    def __init__(self, beams: int = 3, tokens: int = 10) -> None:
+        super().__init__()
+        self.beams, self.tokens = beams, tokens
+        self.embedding, self.cell = nn.Embedding(tokens, 8), nn.GRUCell(8, 8)
+        self.scores = nn.Linear(8, tokens)
+
+    def forward(self, h: Tensor, steps: int) -> tuple[Tensor, ...]:
+        rows = len(h) // self.beams
+        token, total = torch.zeros(len(h), dtype=torch.long), torch.zeros(rows, self.beams)
+        first, parents = self.beams * torch.arange(rows).unsqueeze(1), []
+        for _ in range(steps):
+            h = self.cell(self.embedding(token), h)
+            each = total.view(-1, 1) + self.scores(h).log_softmax(-1)
+            total, best = each.view(rows, -1).topk(self.beams)
+            parent, token = torch.div(best, self.tokens, rounding_mode="floor"), (best % self.tokens).view(-1)
+            h = h.index_select(0, (parent + first).view(-1))
+            parents.append(parent)
+        return torch.stack(parents), total, h, token
+
+
+@pytest.mark.parametrize("steps", [5, 12])
+def test_a_loop_that_looks_up_by_reshaped_positions_is_one_kernel(steps: int) -> None:
+    with torch.no_grad():
+        assert_fuses(Beam(), torch.randn(6, 8), steps, launches=1)
+
+
+def test_a_reshaped_position_out_of_range_raises() -> None:
+    model = Looking(lambda t, i, j: t.index_select(0, (i.view(3, 2) * 2 + j.view(3, 2)).view(-1)))
+    fused, i, j = fuse.compile(model), torch.tensor([0, 1, 0, 1, 1, 0]), torch.tensor([0, 1, 1, 0, 1, 0])
+    table = torch.randn(4, 3)
+    assert torch.equal(fused(table, i, j), model(table, i, j))
+    assert fused.last_run.launches == 1
+    with pytest.raises(IndexError):
+        fused(table, i + 1, j)
+
+
 def test_a_mask_is_no_look_up() -> None:
     with torch.no_grad():
         assert_fuses(Looking(lambda t, i, j: t[i, j > 0]), torch.randn(5, 3, 6), torch.tensor([4]), SECOND)

@@ -113,6 +113,11 @@ def test_inputs_named_like_operators_do_not_hide_them(run: Callable[..., Any]) -
             (torch.arange(4), torch.arange(4) + 1),
             "an integer division by zero would end the process",
         ),
+        (
+            lambda x: torch.div(x, -1, rounding_mode="floor"),
+            (torch.arange(4),),
+            "an integer division by zero would end the process",
+        ),
         (lambda x: torch.round(x, decimals=2), (X,), "has no kernel"),
         (lambda x: (x.sum(0), x.sum(1)), (X,), "different dimensions"),
     ],

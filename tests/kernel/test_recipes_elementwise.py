@@ -200,6 +200,10 @@ def integer_cases() -> Cases:
             cases[f"remainder {short}"] = (lambda x: x % 7, a)
             cases[f"fmod {short}"] = (lambda x: torch.fmod(x, 7), a)
             cases[f"floor {short}"] = (lambda x: x // 7, a)
+            for divisor in (7, -3) if dtype.is_signed else (7,):
+                for mode in ("floor", "trunc"):
+                    name = f"{mode} of quotient by {divisor} {short}"
+                    cases[name] = (lambda x, y=divisor, m=mode: torch.div(x, y, rounding_mode=m), a)
             cases[f"scaled {short}"] = (lambda x, y: torch.add(x, y, alpha=3), a, b)
             cases[f"abs {short}"] = (torch.abs, a)
             cases[f"sign {short}"] = (torch.sign, a)
