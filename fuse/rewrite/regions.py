@@ -217,10 +217,13 @@ def _erase_group(members: Sequence[Node]) -> None:
 
 def erase_with_users(node: Node) -> None:
     """Erase ``node`` with its views and parts, which nothing reads."""
-    for user in list(node.users):
-        if not user._erased:
-            erase_with_users(user)
-    surgery.erase(node)
+    found, waiting = {node: None}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found:
+                found[user] = None
+                waiting.append(user)
+    surgery.erase(*found)
 
 
 def _free_name(graph: GraphModule) -> str:

@@ -133,3 +133,18 @@ def test_a_body_can_be_given_more_results():
 def test_constructors_are_told_from_what_computes(model, expected):
     graph = capture(model, ARGUMENTS)
     assert [n.name.split("_")[0] for n in graph.graph.nodes if regions.is_constructor(n)] == expected
+
+
+def test_erasing_a_node_looks_once_at_each_of_its_readers():
+    """Each value is read twice, and a result holds them all: there are 2 ** 60 ways from the first to the result."""
+
+    class Doubled(nn.Module):
+        def forward(self, x):
+            for _ in range(60):
+                x = x * 2 + x
+            return x
+
+    graph = capture(Doubled(), (torch.randn(3),))
+    nodes = list(graph.graph.nodes)
+    regions.erase_with_users(nodes[1])
+    assert list(graph.graph.nodes) == nodes
