@@ -15,9 +15,10 @@ import torch
 
 from fuse.kernel.config import Threads
 from fuse.kernel.cpu import cpp_types
-from fuse.kernel.cpu.printer import calls, text
+from fuse.kernel.cpu.printer import text
+from fuse.kernel.cpu.work import PARALLEL_WORK, perfectly_nested, splits, work, works
 from fuse.kernel.expressions import Expression, Variable, position
-from fuse.kernel.extents import is_multiple, is_one, unless_below, varies
+from fuse.kernel.extents import is_multiple, varies
 from fuse.kernel.index import ZERO, Affine
 from fuse.kernel.ir import (
     Accumulate,
@@ -41,10 +42,6 @@ from fuse.kernel.ir import (
 )
 from fuse.kernel.members import Members
 from fuse.kernel.recipes import Unsupported
-
-PARALLEL_WORK = 65_536
-"""Least work (:func:`work`) of a loop that is split over threads; for less, waking them costs more. ATen's grain size
-is half of it."""
 
 CHUNKS = 64
 """Parts of a sum that is split over threads. The number is fixed, so that the result does not depend on the threads."""
@@ -144,42 +141,6 @@ def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
     return [line for statement in statements for line in _statement(statement, depth)]
 
 
-def is_parallel(body: KernelBody, threads: Threads = "if worth it", members: Members | None = None) -> bool:
-    """Whether the kernel uses several threads."""
-    if threads == "decided in each call":
-        return bool(works(body))
-    most = members.count * sum(works(body)) if members else max(works(body), default=0)
-    return threads != "one" and most >= PARALLEL_WORK
-
-
-def works(body: KernelBody) -> list[int]:
-    """The work of each outermost loop."""
-    stack, found = list(body.statements), []
-    while stack:
-        statement = stack.pop()
-        if isinstance(statement, Scope):
-            stack.extend(statement.body)
-        elif isinstance(statement, For):
-            found.append(work(statement))
-    return found
-
-
-def work(statement: Statement) -> int:
-    """A rough measure of time: the number of statements executed, where a statement with a function call counts as
-    8."""
-    match statement:
-        case For():
-            return statement.extent * sum(work(s) for s in statement.body)
-        case Scope():
-            return sum(work(s) for s in statement.body)
-        case Rank():
-            return 8 * statement.row.extent
-        case Let():
-            return 8 if calls(statement.value) else 1
-        case _:
-            return 1
-
-
 def _statement(statement: Statement, depth: int, threads: Threads = "one") -> list[str]:
     pad = _INDENT * depth
     match statement:
@@ -222,7 +183,7 @@ def _loop(loop: For, depth: int, threads: Threads) -> list[str]:
         return [pad + line for line in _in_lanes(loop)]
     if sums := _sums_to_share_out(loop, threads):
         return [pad + line for line in _in_chunks(loop, sums, threads)]
-    if _stores_bools_beside_numbers(loop) and not _splits(loop, threads):
+    if _stores_bools_beside_numbers(loop) and not splits(loop, threads):
         return [pad + line for line in _with_bools_apart(loop)]
     pragma = _pragma(loop, threads)
     if pragma:
@@ -234,16 +195,6 @@ def _loop(loop: For, depth: int, threads: Threads) -> list[str]:
     return lines
 
 
-def _splits(loop: For, threads: Threads) -> bool:
-    """Whether the loop may be split over threads."""
-    splits = threads == "decided in each call" or (threads != "one" and work(loop) >= PARALLEL_WORK)
-    if not splits or loop.kind not in ("parallel", "vector") or is_one(loop.extent):
-        return False
-    # A size that varies may be one in a call. Then a loop with work for threads needs another kernel, which splits it.
-    alone = threads == "decided in each call" and _perfectly_nested(loop) == 1
-    return not alone or unless_below(work(loop), PARALLEL_WORK, 2, loop.extent) > 1
-
-
 def _reduces_in_lanes(loop: For, threads: Threads) -> bool:
     """Whether to write a reducing vector loop with explicit lanes, including the iterations after the last whole
     vector.
@@ -252,7 +203,7 @@ def _reduces_in_lanes(loop: For, threads: Threads) -> bool:
     """
     whole = loop.kind == "vector" and loop.bounds is None and (varies(loop.extent) or loop.extent >= _LANES)
     known = all(a.op in _IN_LANES and a.dtype.is_floating_point for a in loop.reduces)
-    return bool(whole and known and loop.reduces and not _splits(loop, threads))
+    return bool(whole and known and loop.reduces and not splits(loop, threads))
 
 
 def _in_lanes(loop: For) -> list[str]:
@@ -348,7 +299,7 @@ def _bool_loads(load: Load, atom: str, first: str, count: str = "") -> list[str]
 
 def _sums_to_share_out(loop: For, threads: Threads) -> list[Accumulator]:
     """The accumulators of a loop that is split over threads, if it has floating-point sums, whose order matters."""
-    sums = list(loop.reduces) if _splits(loop, threads) else []
+    sums = list(loop.reduces) if splits(loop, threads) else []
     rounded = any(a.op in ("sum", "prod") and a.dtype.is_floating_point for a in sums)
     in_order = any(a.op in ("argmax", "argmin") for a in sums)
     return sums if rounded and not in_order else []
@@ -391,17 +342,17 @@ def _reads_bools(load: Load, atom: str) -> bool:
 
 def _pragma(loop: For, threads: Threads) -> str:
     asked = threads == "decided in each call"
-    splits = _splits(loop, threads)
+    shared = splits(loop, threads)
     sequential = any(a.op in ("argmax", "argmin") for a in loop.reduces)
     simd = loop.kind == "vector" and not sequential
     if sequential:
         return ""
-    clauses = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if splits and asked else ""
+    clauses = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if shared and asked else ""
     clauses += "".join(f" reduction({_clause(a)} : {a.name})" for a in loop.reduces)
-    if splits and loop.kind == "parallel":
-        levels = _perfectly_nested(loop)
+    if shared and loop.kind == "parallel":
+        levels = perfectly_nested(loop)
         return "parallel for" + (f" collapse({levels})" if levels > 1 else "") + clauses
-    if splits and simd:
+    if shared and simd:
         return "parallel for simd" + clauses
     return "simd" + clauses if simd else ""
 
@@ -457,15 +408,6 @@ def _with_bools_apart(loop: For) -> list[str]:
 def _heading(loop: For) -> str:
     first, last = loop.bounds or (position(0), position(loop.extent))
     return f"for (int64_t {loop.atom} = {text(first)}; {text(position(loop.atom) < last)}; ++{loop.atom}) {{"
-
-
-def _perfectly_nested(loop: For) -> int:
-    """Number of perfectly nested parallel loops, from ``loop`` inwards."""
-    levels = 1
-    while len(loop.body) == 1 and isinstance(loop.body[0], For) and loop.body[0].kind == "parallel":
-        loop = loop.body[0]
-        levels += 1
-    return levels
 
 
 def _clause(accumulator: Accumulator) -> str:

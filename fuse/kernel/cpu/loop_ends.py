@@ -22,10 +22,11 @@ from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
 from fuse.graph.strides import extent
-from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
+from fuse.kernel.cpu.emit import emit, with_sizes
 from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_reserved
 from fuse.kernel.cpu.product_frame import ALIGNMENT, aligned
+from fuse.kernel.cpu.work import is_parallel
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.lower import Declined, Kernel, attempt, readable_name, structure

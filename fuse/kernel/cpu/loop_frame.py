@@ -48,7 +48,7 @@ class ThreadFunction:
     """The C++ function ``text`` that each thread of a loop kernel runs.
 
     ``workspace`` is the bytes that all threads need together. More than ``threads`` threads do not pay. ``work``, if
-    given, is the work of one step (:func:`fuse.kernel.cpu.emit.work`); few steps pay for fewer threads. ``schedule`` is
+    given, is the work of one step (:func:`fuse.kernel.cpu.work.work`); few steps pay for fewer threads. ``schedule`` is
     a sentence that says what threads share out.
     """
 

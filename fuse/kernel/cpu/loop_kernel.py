@@ -16,12 +16,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from fuse.graph.loop import Loop
-from fuse.kernel.cpu.emit import PARALLEL_WORK
 from fuse.kernel.cpu.loop_frame import ThreadFunction, indented, reads_sizes
 from fuse.kernel.cpu.loop_rows import rows_text
 from fuse.kernel.cpu.loop_units import units_text
 from fuse.kernel.cpu.names import is_reserved_in_loops
 from fuse.kernel.cpu.product_frame import ALIGNMENT, PACKING, several
+from fuse.kernel.cpu.work import PARALLEL_WORK
 from fuse.kernel.extents import Conditions, NeedsNumber, smaller
 from fuse.kernel.index import Size
 from fuse.kernel.loop_nests import Frame

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from fuse.graph.loop import Stop
 from fuse.kernel.cpu import cpp_types
-from fuse.kernel.cpu.emit import text_of, work
+from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.loop_batch import rows_of_batch, share_of_rows
 from fuse.kernel.cpu.loop_frame import (
     ThreadFunction,
@@ -29,6 +29,7 @@ from fuse.kernel.cpu.loop_frame import (
     waiting,
 )
 from fuse.kernel.cpu.product_frame import PACKING, PANEL
+from fuse.kernel.cpu.work import work
 from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine, NotAffine
 from fuse.kernel.ir import Statement

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fuse.kernel.config import Config
 from fuse.kernel.cpu.attention import attention
-from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
+from fuse.kernel.cpu.emit import emit, with_sizes
 from fuse.kernel.cpu.loop_ends import end_kernel, kernel_with_ends
 from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_reserved
@@ -15,6 +15,7 @@ from fuse.kernel.cpu.product_frame import PACKING
 from fuse.kernel.cpu.tiled_products import tiled
 from fuse.kernel.cpu.weight_gradients import gradient_of_weight
 from fuse.kernel.cpu.whole_rows import whole_rows
+from fuse.kernel.cpu.work import is_parallel
 from fuse.kernel.names import fit_names
 from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.recipes import Unsupported
