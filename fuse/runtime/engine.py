@@ -33,6 +33,7 @@ from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import sizes_are_symbolic
+from fuse.runtime.autograd_node import RaisedByHook, Ran
 from fuse.runtime.call_keys import key_of_call, key_without_sizes
 from fuse.runtime.compiling import NotYet, compiling
 from fuse.runtime.declared import check_declaration
@@ -69,7 +70,6 @@ from fuse.runtime.states import (
     without,
 )
 from fuse.runtime.steps import Fallback, Launches
-from fuse.runtime.training import RaisedByHook, Ran
 from fuse.runtime.usual import Usual, usual
 from fuse.runtime.variants import Compiled, LastRun, counted, together
 

@@ -14,13 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
-from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fuse.devices import without_autocast
 from fuse.gradients.absent import without
 from fuse.gradients.saved import settle
 from fuse.graph.backward_graph import BackwardInput
@@ -28,7 +25,8 @@ from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sized import call_at_hand, lowering_of
-from fuse.runtime.differentiable import TWICE, InputsOfCall, WithStatistics, dependent, refusal, same_values, versions
+from fuse.runtime.autograd_node import CompiledCall, RaisedByHook, Ran, apply, transforms
+from fuse.runtime.differentiable import InputsOfCall, WithStatistics, dependent, refusal, same_values, versions
 from fuse.runtime.guards import picker
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
@@ -178,7 +176,7 @@ class Training:
             if linked[i].requires_grad:
                 linked = [*linked[:i], linked[i].detach(), *linked[i + 1 :]]
         try:
-            leaves = (_Step.apply if _transforms() else _apply)(ran, *linked)
+            leaves = (CompiledCall.apply if transforms() else apply)(ran, *linked)
         except Exception as error:
             if ran.saves:
                 raise RaisedByHook(error) from error
@@ -382,112 +380,3 @@ class Training:
         forward, backward, *own = graphs
         joint = replace(self.joint, forward=forward, backward=own[0] if own else backward)
         return Training(joint, self.rewrite, self.begin, self.lock, replace(self.rewritten, backward=backward))
-
-
-@dataclass(eq=False)
-class Ran:
-    """The record of one call: its launches, and those of its backward pass once that has run.
-
-    ``saves``: whether the forward program has run, and autograd saves tensors. ``launched``, ``copies`` (of tangents),
-    ``regions`` and ``fallbacks`` belong to the backward pass.
-    """
-
-    training: Training
-    launches: Launches | int = field(default=0, init=False)
-    saves: bool = field(default=False, init=False)
-    launched: Launches | int | None = field(default=None, init=False)
-    copies: int = field(default=0, init=False)
-    regions: int = field(default=0, init=False)
-    fallbacks: tuple[Fallback, ...] = field(default=(), init=False)
-
-    @property
-    def backward(self) -> Launches | None:
-        if self.launched is None:
-            return None
-        native = Launches.unpack(self.launched)
-        return Launches(native.kernels, native.libraries, native.aten + self.copies)
-
-
-class RaisedByHook(Exception):
-    """A hook of saved tensors raised ``error``, as ``torch.utils.checkpoint`` does to stop a recomputation early."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Step(torch.autograd.Function):
-    """The autograd node of a compiled call."""
-
-    @staticmethod
-    def forward(ctx: Any, ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
-        training = ran.training
-        values, ran.launches = training.program.run(tensors)
-        if training.raise_versions is not None:
-            training.raise_versions(tensors)
-        leaves = training.leaves(values)
-        ctx.set_materialize_grads(False)
-        if training.constant:
-            ctx.mark_non_differentiable(*(leaves[i] for i in training.constant))
-        ctx.save_for_backward(*training.saved((*tensors, *values)))
-        ctx.ran = ran
-        ctx.given = tuple(map(ref, training.given_alone(tensors)))
-        ctx.versions = versions(training.unchanged(tensors))
-        ran.saves = True
-        return leaves
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        ran: Ran = ctx.ran
-        if not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled():  # 4 us faster than the contexts
-            return ran.training.backward(saved, tangents, ran)
-        if not torch.is_grad_enabled():
-            with without_autocast():
-                return ran.training.backward(saved, tangents, ran)
-        return _with_history(ctx, saved, tangents)
-
-
-def _with_history(ctx: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """The result of ``_Step.backward`` where its gradients may be differentiated."""
-    ran: Ran = ctx.ran
-    training = ran.training
-    training.twice = True
-    leaves = {i: node.variable for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _is_leaf(node)}
-    inputs = InputsOfCall(
-        training.signature.inputs,
-        leaves,
-        {i: saved[number] for i, number in training.saved_inputs.items()},
-        dict(zip(training.not_saved, ctx.given, strict=True)),
-    )
-    with without_autocast():
-        found = training.differentiable(saved, tangents, inputs, ctx.versions)
-        if not isinstance(found, str):
-            ran.launched, ran.fallbacks = 0, (Fallback("backward", "", TWICE),)
-            return found
-        with torch.no_grad():
-            gradients = training.backward(saved, tangents, ran)
-    made_of = [one for one in (*saved, *tangents, *leaves.values()) if one is not None and one.requires_grad]
-    return _once(gradients, made_of, found)
-
-
-def _is_leaf(node: Any) -> bool:
-    return hasattr(node, "variable")
-
-
-_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Step).apply
-"""``_Step.apply`` without its Python code for ``torch.func``."""
-_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
-_node: Any = _Step._backward_cls
-_node.apply = _Step.backward  # torch's own method looks this function up in each call
-
-
-def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor], reason: str) -> tuple[Tensor | None, ...]:
-    """The gradients as differentiable tensors whose own gradients raise, with respect to any of ``made_of``."""
-    made = [gradient for gradient in gradients if gradient is not None]
-    message = (
-        f"{TWICE}, and fuse cannot compute them for this call ({reason}): run the model itself, not the compiled one"
-    )
-    guard = torch._C._functions.DelayedError(message.encode(), len(made) + len(made_of))
-    guarded = iter(guard(*(gradient.detach().requires_grad_() for gradient in made), *made_of))
-    return tuple(None if gradient is None else next(guarded) for gradient in gradients)
