@@ -102,7 +102,7 @@ def is_contiguous_image(node: Node) -> bool:
 def obstacle(convolutions: list[Node]) -> str | None:
     """Why the layout stays the default one, or None."""
     if not has_kernels(first := convolutions[0].meta["val"]):
-        return f"device {first.device.type} has no kernels yet"
+        return f"there are no kernels for device {first.device.type} yet"
     if any(node.args[8] != 1 for node in convolutions):
         return "a convolution in groups reads its image position by position"
     before = sum(multiplied(node, positions=True) for node in convolutions)

@@ -142,7 +142,7 @@ def obstacle(product: Node, right: Node) -> str | None:
     if right.meta["val"].dtype not in PRODUCT_TYPES:
         return f"products of {right.meta['val'].dtype} are left to the library"
     if not has_kernels(right.meta["val"]):
-        return f"device {right.meta['val'].device.type} has no kernels yet"
+        return f"there are no kernels for device {right.meta['val'].device.type} yet"
     if width_of(right) is None:
         return f"its {matrix_shape(right)[1]} columns do not fill whole panels"
     if list(right.users) != [product]:

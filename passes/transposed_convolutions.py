@@ -55,7 +55,7 @@ def obstacle(node: Node) -> str | None:
     """Why the convolution stays as it is, whatever its padding, or None."""
     image, weight, result = values_of(node)
     if not is_host(result):
-        return f"device {result.device.type} is not known to gain"
+        return f"on device {result.device.type} this may be slower"
     if result.dtype is not torch.float32:
         return f"convolutions of {result.dtype} are left to the library"
     if image.dim() != weight.dim() or not result.is_contiguous() or not image.is_contiguous():

@@ -184,7 +184,7 @@ def known(value: Any) -> Any:
         return value
     facts = value.facts
     if facts.reader.differentiates:  # the gradients of later calls depend on their own numbers
-        raise CaptureError("a backward pass uses a number of this call") if facts.reader.plain else WantsPlain
+        raise CaptureError("the backward pass uses a number that forward reads") if facts.reader.plain else WantsPlain
     if facts.reader.closed:
         return facts.value
     if (drawn := _drawing(value)) is not None:

@@ -61,7 +61,7 @@ def fewest_keys_for_nan(op: OpOverload, dtype: torch.dtype) -> int:
             given = torch.ones(1, 1, keys, 1, dtype=dtype, device=HOST)
             if op(query, given, given)[0].isnan().item():
                 return keys
-    raise Unsupported("ATen's kernel gives zeros for a query of NaN, over any number of keys")
+    raise Unsupported("ATen's attention gives zeros for a query of NaN here, and a generated kernel gives NaN")
 
 
 def _images(value: Value) -> Value:

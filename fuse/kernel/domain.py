@@ -130,7 +130,7 @@ def _join(earlier: Domain, later: Domain) -> Domain | str:
     if earlier.points > later.points and earlier.rows is None and later.rows is None:
         if earlier.cheap and earlier.size <= MAX_INLINED:  # ``later`` reads parts of it, through slices
             return Domain(later.points, None, cheap, size)
-        return "a costly value is read in parts"
+        return "a costly value would be computed in the kernels that read parts of it"
     if later.rows is not None and later.points == earlier.rows and not later.looks_up:
         return Domain(earlier.points, earlier.rows, cheap, size, rows_again=later.rows)
     return DIFFERENT

@@ -150,7 +150,7 @@ class Batcher:
         with recorder, torch.no_grad():
             result: Any = run(*values)
         if len(self.graph.nodes) - before > MOST_OPERATORS:
-            raise CannotBatchError("the rule takes one step after the other")
+            raise CannotBatchError("vmap's rule computes one step after another")
         if made[-1] is None:
             return recorder.node(result)
         parts = iter(result)
@@ -172,7 +172,7 @@ class _RuleRecorder(TorchDispatchMode):
 
     def node(self, tensor: Tensor) -> Node:
         if id(tensor) not in self.nodes:
-            raise CannotBatchError("the rule makes a tensor of its own")
+            raise CannotBatchError("vmap's rule creates a tensor")
         return self.nodes[id(tensor)]
 
     def __torch_dispatch__(
@@ -181,7 +181,7 @@ class _RuleRecorder(TorchDispatchMode):
         if op.namespace == "prim":  # a query of a fake tensor's property
             return op(*args, **(kwargs or {}))
         if ops.mutates(op):
-            raise CannotBatchError(f"the rule calls {op}, which writes to its operand")
+            raise CannotBatchError(f"vmap's rule calls {op}, which writes to its operand")
         if op is aten._to_copy.default and not isinstance(args[0], Tensor):
             # a number beside a scalar of each step: the rule gives it the dtype of the result
             op, args = aten.full.default, ([], args[0])

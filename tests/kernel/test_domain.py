@@ -84,7 +84,7 @@ def test_domains_that_fit_become_one(earlier, later, joined):
         (ROWS, COLUMNS, "their reductions leave different numbers of rows"),
         (COSTLY, WIDER, "a costly value would be computed again for every element it is broadcast to"),
         (Domain(24, None, True, MAX_INLINED + 1), WIDER, "a costly value would be computed again for every element"),
-        (Domain(96, None, False, 1), CHEAP, "a costly value is read in parts"),
+        (Domain(96, None, False, 1), CHEAP, "a costly value would be computed in the kernels that read parts of it"),
         (ROWS, WIDER, "their loops run over different numbers of elements"),
         *((LEVELS, one, "their loops run over different numbers of elements") for one in (ROWS, CHEAP, COLUMNS, WIDER)),
         *((one, LEVELS, "their loops run over different numbers of elements") for one in (COLUMNS, WIDER)),
