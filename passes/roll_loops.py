@@ -77,15 +77,21 @@ def roll(
     while stretches:
         start, end, below = stretches.pop()
         for run in find_repetitions(tokens[start:end], LEAST_STEPS, below):
+            last = end_of_run = nodes[0]
             for steps, found in loops_in(aligned(nodes, tokens, start + run.start, run)):
+                last = end_of_run = steps[-1][-1]
                 if isinstance(found, Obstacle):
                     yield declined(steps[0], found.reason)
                     # layers that differ may each hold a loop
-                    stretches.append((position_of[steps[0][0]], position_of[steps[-1][-1]] + 1, run.period))
+                    stretches.append((position_of[steps[0][0]], position_of[last] + 1, run.period))
                 else:
                     for outside, reason in found.peeled:
                         yield declined(outside, reason)
+                    last = found.rolled.steps[-1][-1]
                     yield from judged(graph, found.rolled, obstacle(found.rolled), step_by_step)
+            if last is not end_of_run:  # a peeled last step may be the first one of the next loop
+                stretches.append((position_of[last] + 1, end, below))
+                break
     regions.sort(graph.graph)
 
 

@@ -119,6 +119,17 @@ def equal_steps_and_another(m: Model, x: Tensor) -> object:
     return torch.stack(outputs)
 
 
+def encoder_and_decoder_with_a_loss(m: Model, x: Tensor) -> object:
+    """A step of the decoder begins with a whole step of the encoder, of other inputs and weights."""
+    h, loss = zeros(x), 0.0
+    for step in x:
+        h = torch.tanh(m.first(step) + h)
+    for t in range(len(x) - 1):
+        h = torch.tanh(m.second(x[t].neg()) + h)
+        loss = loss + nn.functional.mse_loss(h, x[t + 1])
+    return loss
+
+
 MODELS = {
     bidirectional: (2, 2),
     bidirectional_in_two_layers: (6, 4),
@@ -129,6 +140,7 @@ MODELS = {
     layers_within_a_step: (1, 1),
     equal_steps_within_a_step: (1, 1),
     equal_steps_and_another: (1, 1),
+    encoder_and_decoder_with_a_loss: (4, 2),
 }
 
 
