@@ -23,6 +23,19 @@ class Total(nn.Module):
         return total
 
 
+class Difference(Total):
+    def forward(self, x: Tensor) -> object:
+        total: Tensor | float = self.start
+        for t in range(self.steps):
+            total = total - torch.tanh(x[t]).sum()
+        return total
+
+
+class Alternating(Total):
+    def forward(self, x: Tensor) -> object:
+        return self.start - x[0] + x[1] - x[2] + x[3] - x[4]
+
+
 class Halfway(Total):
     def forward(self, x: Tensor) -> object:
         first = self.start + x[0]
@@ -42,14 +55,15 @@ def times(model: nn.Module, x: Tensor) -> int:
     return sum(one.count for one in ledger.fired)
 
 
+@pytest.mark.parametrize("model", [Total, Difference])
 @pytest.mark.parametrize("start", [0, 0.0, -0.0, 2.5, float("nan"), float("inf")])
-def test_a_sum_starts_from_a_tensor(start: float) -> None:
+def test_a_sum_starts_from_a_tensor(model: type[Total], start: float) -> None:
     x = torch.randn(6, 3)
-    assert times(Total(start, 6), x) == 1
-    assert_fuses(Total(start, 6), x)
+    assert times(model(start, 6), x) == 1
+    assert_fuses(model(start, 6), x)
 
 
-@pytest.mark.parametrize("model", [Total(0.0, 3), Halfway(0.0, 4), Wider(0.5, 5)])
+@pytest.mark.parametrize("model", [Total(0.0, 3), Alternating(0.0, 5), Halfway(0.0, 4), Wider(0.5, 5)])
 def test_near_misses_stay(model: nn.Module) -> None:
     x = torch.randn(6, 3)
     assert times(model, x) == 0
