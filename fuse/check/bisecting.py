@@ -70,8 +70,8 @@ class Bisection:
         name = f"{one.pass_name} ({one.pattern})" if one.pattern else one.pass_name
         lines = [
             f"rewrite {one.number} of {self.rewrites} breaks it: {name} at {one.source or '?'}",
-            f"  of    {', '.join(one.nodes)}",
-            f"  then  {self.problem}",
+            f"  nodes    {', '.join(one.nodes)}",
+            f"  problem  {self.problem}",
             f"right with --fuel {one.number - 1}, wrong with --fuel {one.number} ({self.checks} checks)",
         ]
         return "\n".join(lines)
