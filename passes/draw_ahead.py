@@ -4,7 +4,8 @@
            h = f(h * m)                         ->       for t: h = f(h * ms[t])
 
 The drawn numbers depend on sizes alone, and nothing else draws in between. So the generator gives the same numbers in
-the same order, and masks are eager's. Steps that only read the numbers can become one loop; if they do not,
+the same order, and masks are eager's. The draws come first in the graph, or behind an earlier draw: within the first
+step, they would make it unlike the others. Steps that only read the numbers can become one loop; if they do not,
 ``draw_apart`` removes the stack again. Declined where the strides of the draws differ, and where the caller receives
 the numbers.
 """
@@ -81,12 +82,14 @@ def is_stacked(draw: Node) -> bool:
 
 
 def gather(stretch: Sequence[Node], groups: Sequence[Sequence[Node]]) -> None:
-    """Move the draws to the first one, stack those of each group, and let each step read its part."""
-    last = stretch[0]
+    """Move the draws in front of everything that draws nothing, stack those of each group, and let each step read its
+    part."""
+    last = stretch[0].prev
+    while last.op not in ("placeholder", "root") and not ops.is_random(last.target):
+        last = last.prev
     for draw in stretch:
         held, before = draw.meta["val"], list(draw.all_input_nodes)
-        if draw is not last:
-            last.append(draw)
+        last.append(draw)
         for operand in before:
             place = surgery.insert(
                 draw, aten.empty.memory_format, list(held.shape), dtype=held.dtype, device=held.device, like=draw

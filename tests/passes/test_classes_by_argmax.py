@@ -75,7 +75,7 @@ def test_a_world_model_is_one_kernel_for_all_steps(observed: bool) -> None:
         assert not run.backward.fallbacks
         counts.append((run.launches - steps, run.backward.launches))  # a draw for each step
     (few, few_backward), (many, many_backward) = counts
-    assert many == few
+    assert many <= few
     assert many_backward <= few_backward
 
 

@@ -41,6 +41,18 @@ class Twice(Dropped):
         return h
 
 
+class Sampled(Dropped):
+    """Noise in the middle of a step, behind the layers that say how much."""
+
+    def forward(self, xs: Tensor) -> Tensor:
+        h = xs.new_zeros(BATCH, WIDTH)
+        for x in xs:
+            mean = self.recurrent(h)
+            z = mean + torch.randn_like(mean) * torch.exp(self.recurrent(x))
+            h = torch.tanh(x + z * h)
+        return h
+
+
 class Between(Dropped):
     """Another draw, whose numbers depend on values, between two steps."""
 
@@ -66,7 +78,7 @@ def fired(model: nn.Module, train: bool = True) -> set[str]:
     return {firing.pass_name for firing in report.fired}
 
 
-@pytest.mark.parametrize("model", [Dropped, Twice])
+@pytest.mark.parametrize("model", [Dropped, Twice, Sampled])
 def test_loops_with_dropout_are_one_kernel_forward_and_backward(model: type[Dropped]) -> None:
     torch.manual_seed(0)
     report = check(model(), (torch.randn(STEPS, BATCH, WIDTH, requires_grad=True),), train=True)
