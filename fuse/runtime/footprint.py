@@ -122,7 +122,8 @@ def _held(plan: Schedule, results: int, further: Sequence[tuple[int, int, int]] 
 
     ``results`` bytes are held all the time; each of ``further`` is (bytes, first step, last step).
     """
-    arena = made_buffers(plan, set(fresh_results(plan))).arena(plan, plan.runtime.scratch_bytes(plan.steps))
+    made = made_buffers(plan, set(fresh_results(plan)))
+    arena = made.arena(made.sizes(plan), plan.runtime.scratch_bytes(plan.steps))
     return results + arena.size + most_at_once([*_called(plan), *further], len(plan.steps))
 
 

@@ -88,9 +88,12 @@ class MadeBuffers:
     spans: Sequence[tuple[int, int]]
     heirs: Sequence[Sequence[int]]
 
-    def arena(self, plan: Schedule, scratch: int) -> Arena:
-        """Offsets in the workspace for the sizes of a schedule. The first ``scratch`` bytes stay free."""
-        sizes = (plan.buffers[buffer].size for buffer in self.position)
+    def sizes(self, plan: Schedule) -> list[int]:
+        """The sizes of the buffers in a schedule."""
+        return [plan.buffers[buffer].size for buffer in self.position]
+
+    def arena(self, sizes: Sequence[int], scratch: int) -> Arena:
+        """Offsets in the workspace for buffers of these sizes. The first ``scratch`` bytes stay free."""
         ranges = zip(sizes, self.spans, self.heirs, strict=True)
         return assign_offsets([LiveRange(size, *span, tuple(heirs)) for size, span, heirs in ranges], scratch)
 

@@ -11,10 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import torch
-from torch import Tensor
-
-from fuse.devices import HOST
 from fuse.kernel.region_text import Numbers
 
 _LESS, _EQUAL, _MORE = 1, 2, 4
@@ -26,17 +22,14 @@ class NumberRanges:
 
     Attributes:
         evaluate: computes the numbers from sizes.
-        least, largest: their values, one for each number.
-        first, second: pairs of numbers whose ranges overlap.
-        seen: for each pair, the sum of ``_LESS``, ``_EQUAL`` and ``_MORE`` for the orders that it had.
+        bounds: the least and the largest value of each number.
+        orders: pairs of numbers whose ranges overlap, and the sum of ``_LESS``, ``_EQUAL`` and ``_MORE`` for the orders
+            that they had; without pairs that had all of them.
     """
 
     evaluate: Callable[..., Numbers]
-    least: Tensor
-    largest: Tensor
-    first: Tensor
-    second: Tensor
-    seen: Tensor
+    bounds: tuple[tuple[int, int], ...]
+    orders: tuple[tuple[int, int, int], ...]
 
     def include(self, sizes: Sequence[int]) -> bool:
         """Whether the numbers for these sizes are in their ranges, in an order that they had.
@@ -47,24 +40,17 @@ class NumberRanges:
         >>> number_ranges([(4, 9), (3, 8)], lambda *sizes: sizes).include((5, 6))
         False
         """
-        numbers = _tensor(self.evaluate(*sizes))
-        if ((numbers < self.least) | (numbers > self.largest)).any():
+        numbers = self.evaluate(*sizes)
+        if any(not least <= n <= largest for n, (least, largest) in zip(numbers, self.bounds, strict=True)):
             return False
-        signs = (numbers[self.first] - numbers[self.second]).sign() + 1
-        return bool((self.seen.bitwise_right_shift(signs) & 1).all())
+        pairs = ((numbers[one], numbers[other], seen) for one, other, seen in self.orders)
+        return all(seen & (_LESS if m < n else _MORE if m > n else _EQUAL) for m, n, seen in pairs)
 
 
 def number_ranges(columns: Sequence[Numbers], evaluate: Callable[..., Numbers]) -> NumberRanges:
     """The ranges and orders of numbers with these values in captured calls."""
-    pairs = list(_orders(columns))
-    first, second, seen = (_tensor([pair[i] for pair in pairs]) for i in range(3))
-    return NumberRanges(
-        evaluate, _tensor(list(map(min, columns))), _tensor(list(map(max, columns))), first, second, seen
-    )
-
-
-def _tensor(numbers: Sequence[int]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device=HOST)
+    orders = (order for order in _orders(columns) if order[2] != _LESS + _EQUAL + _MORE)
+    return NumberRanges(evaluate, tuple((min(column), max(column)) for column in columns), tuple(orders))
 
 
 def _orders(columns: Sequence[Numbers]) -> Iterator[tuple[int, int, int]]:

@@ -99,8 +99,8 @@ def _by_similar_sizes(spans: Sequence[LiveRange], start: int) -> Arena:
     for span, needed in enumerate(spans):
         while alive and alive[0][0] < needed.first:
             _, dead = heapq.heappop(alive)
-            free.setdefault(_rounded(spans[dead].size), []).append(offsets[dead])
-        size = _rounded(needed.size)
+            free.setdefault(rounded(spans[dead].size), []).append(offsets[dead])
+        size = rounded(needed.size)
         if left := free.get(size):
             offsets.append(left.pop())
         else:
@@ -110,10 +110,10 @@ def _by_similar_sizes(spans: Sequence[LiveRange], start: int) -> Arena:
     return Arena(tuple(offsets), end)
 
 
-def _rounded(size: int) -> int:
+def rounded(size: int) -> int:
     """``size`` rounded up to one of four sizes between powers of two, so that values of different sizes share memory.
 
-    >>> _rounded(1024), _rounded(1088), _rounded(1600)
+    >>> rounded(1024), rounded(1088), rounded(1600)
     (1024, 1280, 1792)
     """
     step = max(1 << max(size.bit_length() - 3, 0), ALIGNMENT)

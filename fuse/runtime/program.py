@@ -125,7 +125,7 @@ class Program:
             for number in wiring.loops
             if isinstance(step := plan.steps[number], LoopStep)
         }
-        arena = wiring.made.arena(plan, plan.runtime.scratch_bytes(plan.steps))
+        arena, self._pool = wiring.memory(plan)
         self.workspace_bytes = arena.size
         bases, position = wiring.bases, wiring.made.position
 
@@ -147,7 +147,6 @@ class Program:
         self._memory = ProgramMemory(bases, layouts, wiring.held, wiring.due, wiring.confirmed)
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._saved: SavedMemory | None = None
-        self._pool: list[_Workspace] = []
         self._run, self._empty = plan.runtime.run(), plan.runtime.empty
 
     @property

@@ -204,7 +204,7 @@ def _template(parts: tuple[SizedPart, ...], samples: Sequence[_Sample], constant
     return _Template(
         lambda *sizes: made(*numbers(*sizes)),
         lambda *sizes: pick(distinct(*sizes)),
-        tuple(wiring_of(part.plan) for part in parts),
+        tuple(wiring_of(part.plan).shared() for part in parts),
         constants,
         bounds,
         functions,

@@ -9,7 +9,7 @@ Schedules with one outline (:mod:`fuse.runtime.schedule_numbers`) have one wirin
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuse import ops
+from fuse.runtime.arenas import Arenas, Shared
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.live_ranges import MadeBuffers, called_upon, made_buffers, of_aten
 from fuse.runtime.steps import CallStep, LoopStep, PythonStep, Schedule
@@ -45,6 +46,7 @@ class Wiring:
         loops: the wirings of the bodies of loops, by the number of the step.
         codes: the code that runs the steps if all are native, by the results that are in reused memory.
         functions: the functions that Python calls call, by the number of the step, once they are known.
+        arenas: the workspaces of programs that differ in sizes; None for the wiring of one program.
     """
 
     bases: Mapping[int, int]
@@ -64,6 +66,20 @@ class Wiring:
     loops: Mapping[int, Wiring]
     codes: dict[Hashable, CodeType] = field(default_factory=dict, compare=False)
     functions: dict[int, Callable[..., Any]] = field(default_factory=dict, compare=False)
+    arenas: Arenas | None = field(default=None, compare=False)
+
+    def shared(self) -> Wiring:
+        """The same for programs that differ in sizes."""
+        loops = {number: loop.shared() for number, loop in self.loops.items()}
+        return replace(self, loops=loops, arenas=Arenas())
+
+    def memory(self, plan: Schedule) -> Shared:
+        """The workspace of a program."""
+        sizes, scratch = self.made.sizes(plan), plan.runtime.scratch_bytes(plan.steps)
+        if self.arenas is None:
+            return Shared(self.made.arena(sizes, scratch), [])
+        found = self.arenas.at(self.made, sizes, scratch)
+        return Shared(found.arena, []) if self.held else found  # tensors in it have sizes
 
 
 def wiring_of(plan: Schedule) -> Wiring:

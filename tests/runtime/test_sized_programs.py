@@ -248,3 +248,18 @@ def test_a_fault_of_fuse_has_the_graph_resized(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine, "of_size", fault)
     fused = run(plain, at_random(60))
     assert not fused.last_run.fallbacks
+
+
+def test_programs_of_about_one_size_share_a_workspace(programs: list[Made]) -> None:
+    """Nothing is planned for the second one, and its first run touches no new memory; further apart, nothing is
+    shared."""
+    further = [(33, 7), (34, 7), (18, 7)]
+    fused = run(residual, [*(pair for pair in at_random(70) if pair not in further), *further])
+    of = {tuple(one.program.schedule.buffers[0].value.shape[:2]): one.program for one in programs}
+    first, second, other = of[33, 7], of[34, 7], of[18, 7]
+    assert first.wiring is second.wiring is other.wiring
+    assert first.workspace_bytes == second.workspace_bytes > other.workspace_bytes
+    assert first.wiring.memory(first.schedule) is second.wiring.memory(second.schedule)
+    assert first.wiring.memory(first.schedule) is not other.wiring.memory(other.schedule)
+    assert len(first.wiring.memory(first.schedule).pool) == 1
+    assert not fused.last_run.fallbacks
