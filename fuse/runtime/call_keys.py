@@ -41,8 +41,21 @@ def key_of_call(leaves: Sequence[Any], spec: Any) -> Key:
     >>> key_of_call((torch.ones(2), 3), None) == key_of_call((torch.ones(3), 3), None)
     False
     """
-    tensors = tuple((leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
-    return Key(tensors, tuple(map(key_of_value, leaves)), spec)
+    return Key(dtypes_and_shapes(leaves), tuple(map(key_of_value, leaves)), spec)
+
+
+def dtypes_and_shapes(leaves: Sequence[Any]) -> tuple[tuple[torch.dtype, torch.Size] | None, ...]:
+    """The first part of a key of a call (:func:`key_of_call`)."""
+    return tuple([(leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves])
+
+
+def shapes_of(key: Key) -> list[torch.Size]:
+    """The shapes of the tensors in a key of a call (:func:`key_of_call`).
+
+    >>> shapes_of(key_of_call((torch.ones(2), 3), None))
+    [torch.Size([2])]
+    """
+    return [tensor[1] for tensor in key.parts[0] if tensor is not None]
 
 
 def differ_in_numbers(one: Key, other: Key) -> bool:

@@ -41,10 +41,10 @@ from fuse.runtime.differentiable import TWICE
 from fuse.runtime.drawing import LARGEST_APART, fewest_apart
 from fuse.runtime.guards import CallGuard, flatten, function_modes, modes, overlaps
 from fuse.runtime.in_vain import InVain, without_numbers
-from fuse.runtime.kinds_of_calls import Between, KindsOfCalls, numbers_of
+from fuse.runtime.kinds_of_calls import Between, KindOfCalls, KindsOfCalls, numbers_of
 from fuse.runtime.making import Maker, ModelCall, make, of_size
 from fuse.runtime.methods import Method, Methods
-from fuse.runtime.new_sizes import NewSizes
+from fuse.runtime.new_sizes import NewSizes, Way
 from fuse.runtime.parts import LazyRun, Parts
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.reaching import learn, reached
@@ -72,6 +72,7 @@ from fuse.runtime.states import (
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.usual import Usual, usual
 from fuse.runtime.variants import Compiled, LastRun, counted, together
+from fuse.runtime.waiting import Size, Waiting, waiting
 
 LARGEST_CARRIED = 4
 """Variants for calls of one size that found attributes of earlier calls changed; further such calls run eager, since
@@ -116,18 +117,29 @@ class Engine:
         self._observed: Observed | None = None
         self._found: Compiled | None = None
         self._usual: Usual | None = None
+        self._waiting: Waiting | None = None
 
     # ---- serving ---------------------------------------------------------------------------------------------------
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of ``model(*args, **kwargs)``."""
-        if (function_modes() or dispatch_modes()) and (reason := active_modes()) is not None:
+        active = function_modes() or dispatch_modes()
+        if active and (reason := active_modes()) is not None:
             return self.eager(args, kwargs, reason)
         likely = self._usual
         if likely is not None and likely.states is self._states:
             tensors = likely.tensors(args, kwargs)
             if tensors is not None:
                 return self._served(likely.compiled, tensors, args, kwargs)
+        waits = self._waiting
+        if waits is not None and waits.left > 0 and waits.states is self._states and not active:
+            size = waits.size(args, kwargs)
+            if size is not None:
+                started = time.perf_counter()
+                result = self.model(*args, **kwargs)
+                waits.ran(size, time.perf_counter() - started)
+                self._observed = waits.run
+                return result
         leaves, spec = flatten(args, kwargs)
         searched = self._states
         found = next(matching(searched, leaves, spec, modes()), None)
@@ -143,19 +155,24 @@ class Engine:
                 return self.eager(args, kwargs, reason)
             if (declined := self._in_vain.instead(self._kind(call), self._of_sizes(call))) is not None:
                 return self._served(declined, (), args, kwargs)
-            between, state = self._between(call, held), next(iter(held), None)
+            kind, way = self._kind_of(call, held), self._new_sizes.way(call, next(iter(held), None))
+            between, apart = self._between(call, kind), self._settled()
             started = time.perf_counter()
-            seconds = self._new_sizes.too_early(call, state, between)
+            seconds = self._new_sizes.too_early(call, way, between)
             if seconds is None and between is not None and not between.within:
                 with self._lock:
                     between = reached(self._maker, self._new_sizes, call, between)
-                seconds = self._new_sizes.too_early(call, state, between)
+                seconds = self._new_sizes.too_early(call, way, between)
             if seconds is not None:
-                return self._not_yet(call, between, seconds)
+                result = self._not_yet(call, way, between, seconds)
+                if held and not (kind is not None and kind.compares()):
+                    self._wait(call, way, held[0], apart, seconds)
+                return result
             try:
                 found, is_new = self._make(call, between, searched)
             except NotYet:
-                return self._not_yet(call, between, self._new_sizes.waits(call, self._held()))
+                way = self._new_sizes.way(call, self._held())
+                return self._not_yet(call, way, between, self._new_sizes.waits(call, way))
             if found[0].family is None:
                 result = self._served(*found, args, kwargs)
                 if is_new and found[0].is_sized():  # compared with an eager call, and so with the run
@@ -283,7 +300,7 @@ class Engine:
 
     def forget(self) -> None:
         """Make every variant anew when it is next needed."""
-        self._states, self._found, self._usual = (), None, None
+        self._states, self._found, self._usual, self._waiting = (), None, None, None
         self._in_vain.clear()
 
     # ---- choosing among specialisations ----------------------------------------------------------------------------
@@ -376,11 +393,14 @@ class Engine:
 
     # ---- making ----------------------------------------------------------------------------------------------------
 
-    def _between(self, call: ModelCall, held: Sequence[StateGuard]) -> Between | None:
-        """The generalised graph for a call's sizes; None if there is none."""
+    def _kind_of(self, call: ModelCall, held: Sequence[StateGuard]) -> KindOfCalls | None:
+        """The captured calls that differ from a call in sizes only; None if there are none."""
         if self.dynamic_shapes is None or self.freeze:
             return None
-        kind = self._kinds.find(held, call.leaves, call.spec, modes())
+        return self._kinds.find(held, call.leaves, call.spec, modes())
+
+    def _between(self, call: ModelCall, kind: KindOfCalls | None) -> Between | None:
+        """The generalised graph for a call's sizes; None if there is none."""
         if kind is None:
             return None
         with self._lock:
@@ -467,7 +487,7 @@ class Engine:
 
     # ---- running eager ---------------------------------------------------------------------------------------------
 
-    def _not_yet(self, call: ModelCall, between: Between | None, seconds: float) -> Any:
+    def _not_yet(self, call: ModelCall, way: Way, between: Between | None, seconds: float) -> Any:
         """The result of a call that is captured once its size has come often enough."""
         why = (
             f"sizes keep changing: this one runs eager until it has taken as long as a program for it ({seconds:.3f} s)"
@@ -475,8 +495,23 @@ class Engine:
         started = time.perf_counter()
         result = self.eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
         with self._lock:
-            self._new_sizes.ran_eager(call, self._held(), between, time.perf_counter() - started)
+            self._new_sizes.ran_eager(call, way, between, time.perf_counter() - started)
         return result
+
+    def _settled(self) -> set[Size]:
+        """Count the seconds of calls on the fast path of those that wait, which ends; the sizes that wait no longer."""
+        waits, self._waiting = self._waiting, None
+        if waits is None:
+            return set()
+        with self._lock:
+            return waits.settle(self._new_sizes)
+
+    def _wait(self, call: ModelCall, way: Way, state: StateGuard, apart: set[Size], seconds: float) -> None:
+        """Let calls like this one, which ran eager, take the fast path of calls that wait."""
+        captured = [key.parts[0] for key in self._new_sizes.settled(way)]
+        if captured and isinstance(self._observed, LastRun):
+            apart.update(captured)
+            self._waiting = waiting(self._states, state, way, call, apart, self._observed, seconds)
 
     def _kind(self, call: ModelCall) -> Hashable:
         """Equal for calls that differ in the contents of tensors only."""

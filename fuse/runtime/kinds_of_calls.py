@@ -94,6 +94,10 @@ class KindOfCalls:
         """Whether the tensors that do not come with a call still have their dtypes, sizes and devices."""
         return self._check(*self._held.values())
 
+    def compares(self) -> bool:
+        """Whether a call of another size may have a graph of others, or formulas that are not checked yet."""
+        return bool(self._common or self._waiting or self._probable)
+
     def between(self, given: Numbers) -> Between | None:
         """The generalised graph for a call with these integers and layouts (:func:`numbers_of`); ``within`` is False
         if the sizes are out of range."""

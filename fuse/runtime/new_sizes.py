@@ -9,14 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fuse.kernel.sized import lowering_for, sizes_are_symbolic
 from fuse.runtime import patience, tuning
-from fuse.runtime.call_keys import differ_in_numbers, key_of_value
+from fuse.runtime.call_keys import Key, differ_in_numbers, key_of_value, shapes_of
 from fuse.runtime.compiling import Compiling
 from fuse.runtime.guards import integers_of, modes
 from fuse.runtime.kinds_of_calls import Between
@@ -25,6 +26,20 @@ from fuse.runtime.patience import Compilations, Ones, Patience
 from fuse.runtime.rehearsing import kind, rehearse
 from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.varying import SizesSeen
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of calling a model: what more than sizes tells apart.
+
+    ``of_sizes`` is the call's own kind. ``kind`` is equal for calls that differ in sizes only. ``key`` is equal for
+    such calls in one state of the model. The first values of integer arguments may stand for ways through the model, so
+    that they are in ``key``; further ones count as sizes.
+    """
+
+    of_sizes: Key
+    kind: Hashable
+    key: Hashable
 
 
 class NewSizes:
@@ -56,9 +71,9 @@ class NewSizes:
         ones = self._ones(call)
         if not self._automatic or self._maker.frozen or tuning.enabled() or not (sizes_are_symbolic() or ones):
             return Compiling()
-        return Compiling(self._compilations.allowed(self._key(call, state), ones))
+        return Compiling(self._compilations.allowed(self.way(call, state).key, ones))
 
-    def too_early(self, call: ModelCall, state: StateGuard | None, between: Between | None) -> float | None:
+    def too_early(self, call: ModelCall, way: Way, between: Between | None) -> float | None:
         """The seconds of a program that is not worth them yet, as sizes keep changing; None if the call gets one now.
 
         Where sizes are declared, or declared constant, each call gets one.
@@ -66,20 +81,20 @@ class NewSizes:
         if not self._automatic:
             return None
         within, beyond = between is not None and between.within, between is not None and between.beyond
-        size, key = call.key, self._key(call, state)
         is_size = between is not None and between.common.checked  # integers that differ count as sizes
-        if (seconds := self._compilations.price(key, size, self._ones(call))) is not None:
-            return seconds
-        if self._compilations.is_due(key):
-            return None
-        alike = (lambda _: False) if is_size else partial(differ_in_numbers, size)
+        if self._compilations.waited_for(way.key):
+            if (seconds := self._compilations.price(way.key, call.key, self._ones(call))) is not None:
+                return seconds
+            if self._compilations.is_due(way.key):
+                return None
+        alike = (lambda _: False) if is_size else partial(differ_in_numbers, call.key)
         if between is not None and between.is_bounded():
-            seconds = self._patience.expected(self._kind(call, True), size, True, False, alike)
+            seconds = self._patience.expected((way.kind, True), call.key, True, False, alike)
             if seconds is not None or between.programs is not None:
                 return seconds
         together = beyond or _learns(between)
-        at = self._settled_at(call, between)
-        return self._patience.expected(self._kind(call, False), size, within, together, alike, at)
+        settled_at = partial(self._settled_at, call, between)
+        return self._patience.expected((way.kind, False), call.key, within, together, alike, settled_at)
 
     def _settled_at(self, call: ModelCall, between: Between | None) -> int:
         """How many sizes of this kind of call are captured at once, if this one is among the first."""
@@ -90,9 +105,9 @@ class NewSizes:
         alone = not between.beyond or bool(self._ones(call)) or between.kind.reaches <= 0
         return patience.SETTLED_UNLIKE if alone else patience.SETTLED
 
-    def waits(self, call: ModelCall, state: StateGuard | None) -> float:
+    def waits(self, call: ModelCall, way: Way) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""
-        return self._compilations.waits(self._key(call, state), call.key)
+        return self._compilations.waits(way.key, call.key)
 
     def captured(self, call: ModelCall, seconds: float, resized: bool, cheap: bool = False) -> None:
         """Note that a call was captured, or got the graph of others (``resized``), or their program (``cheap``)."""
@@ -104,27 +119,42 @@ class NewSizes:
 
     def compiled(self, call: ModelCall, state: StateGuard | None, how: Compiling, seconds: float) -> None:
         """Note that a program for sizes that vary was made."""
-        self._compilations.made(self._key(call, state), how, seconds)
+        self._compilations.made(self.way(call, state).key, how, seconds)
 
-    def ran_eager(self, call: ModelCall, state: StateGuard | None, between: Between | None, seconds: float) -> None:
+    def ran_eager(self, call: ModelCall, way: Way, between: Between | None, seconds: float) -> None:
         """Note that a call ran eager, which waits for a capture or for the compiler."""
         beyond, learns = between is not None and between.beyond, _learns(between)
         cheap = between is not None and between.is_bounded()
-        self._patience.ran_eager(self._kind(call, cheap), call.key, seconds, beyond or learns, learns)
-        self._compilations.ran_eager(self._key(call, state), self._ones(call), seconds)
+        self._patience.ran_eager((way.kind, cheap), call.key, seconds, beyond or learns, learns)
+        if self._compilations.waited_for(way.key):
+            self._compilations.ran_eager(way.key, self._ones(call), seconds)
+
+    def ran_unlike(self, way: Way, size: Key, seconds: float) -> bool:
+        """Note that calls of this size, which has no graph of others, ran eager for so long; whether a further one
+        waits as well."""
+        kind_of = way.kind, False
+        self._patience.ran_eager(kind_of, size, seconds)
+        waits = self._patience.expected(kind_of, size) is not None
+        if self._compilations.waited_for(way.key):
+            ones = self._seen.ones(way.of_sizes, shapes_of(size))
+            self._compilations.ran_eager(way.key, ones, seconds)
+            waits = waits or self._compilations.price(way.key, size, ones) is not None
+            waits = waits and not self._compilations.is_due(way.key)
+        return waits
+
+    def settled(self, way: Way) -> Iterable[Key]:
+        """The sizes of captured calls, if no further size is captured at once; else none."""
+        return self._patience.sizes((way.kind, False))
 
     def _kind(self, call: ModelCall, cheap: bool) -> Hashable:
         """Equal for calls that differ in sizes only, and whose programs have about one price."""
         return kind(self._maker, call), cheap
 
     def _ones(self, call: ModelCall) -> Ones:
-        return self._seen.ones(call.kind, call.leaves)
+        return self._seen.ones(call.kind, shapes_of(call.key))
 
-    def _key(self, call: ModelCall, state: StateGuard | None) -> Hashable:
-        """A key that is equal for calls that differ in sizes only, the model being in one state.
-
-        The first values of integer arguments may stand for ways through the model; further ones count as sizes.
-        """
+    def way(self, call: ModelCall, state: StateGuard | None) -> Way:
+        """The way of calling the model that a call takes, in this state of the model."""
         of, integers = kind(self._maker, call), integers_of(call.leaves)
         known = self._integers.setdefault(of, {})
         if len(known) < patience.SETTLED_NUMBERS:
@@ -133,7 +163,7 @@ class NewSizes:
             del self._integers[next(iter(self._integers))]
         apart = integers in known
         values = (key_of_value(leaf) if apart or type(leaf) is not int else int for leaf in call.leaves)
-        return of, modes(), tuple(values), state
+        return Way(call.kind, of, Key(of, modes(), tuple(values), state))
 
 
 def _learns(between: Between | None) -> bool:

@@ -20,7 +20,7 @@ costs at most twice the best choice. One capture of a size beyond the others ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -78,6 +78,11 @@ class Patience:
         known[size] = seconds
         _shorten(known, LARGEST_CAPTURED)
 
+    def sizes(self, kind: Hashable) -> Iterable[Any]:
+        """The captured sizes of this kind, if no further one is captured at once; else none."""
+        known = self._captured.get(kind, {})
+        return known.keys() if len(known) >= SETTLED else ()
+
     def spent(self, kind: Hashable) -> float:
         """The seconds that captures of this kind took."""
         return sum(self._captured.get(kind, {}).values())
@@ -89,17 +94,18 @@ class Patience:
         resized: bool = False,
         together: bool = False,
         differs_in_numbers: Callable[[Any], bool] = lambda size: False,
-        settled_at: int | None = None,
+        settled_at: Callable[[], int] = lambda: SETTLED,
     ) -> float | None:
         """The seconds that a capture is expected to take, or the graph of other sizes (``resized``); None where a call
         of this size has its program made now. ``together``: what other sizes took counts as well.
         ``differs_in_numbers``: whether a captured size differs from this one in numbers only. ``settled_at``: the
-        sizes of this kind that are captured at once (None: ``SETTLED``)."""
+        sizes of this kind that are captured at once, ``SETTLED`` or fewer."""
         captured, graphs = self._captured.get(kind, {}), self._resized.get(kind, {})
         known = graphs if resized else captured
         if size in captured or not known:
             return None
-        settled = len(captured) + len(graphs) >= (SETTLED if settled_at is None else settled_at)
+        made = len(captured) + len(graphs)
+        settled = made >= SETTLED or made >= settled_at()
         if not settled and sum(map(differs_in_numbers, captured)) < SETTLED_NUMBERS:
             return None
         seconds = min(known.values())  # without what is done once
@@ -159,6 +165,10 @@ class Compilations:
         rare = bool(ones) and not (of.row[0] == ones and of.row[1] >= FEW)
         return len(of.took()) < AT_ONCE - rare or self.is_due(way)
 
+    def waited_for(self, way: Hashable) -> bool:
+        """Whether a size waits for the compiler."""
+        return (of := self._ways.get(way)) is not None and bool(of.waiting)
+
     def is_due(self, way: Hashable) -> bool:
         """Whether eager calls have taken as long as the compiler, for which some sizes wait."""
         of = self._ways.get(way, _Way())
@@ -190,10 +200,10 @@ class Compilations:
         return median(of.took()) if size in of.waiting and not self.allowed(way, ones) else None
 
     def ran_eager(self, way: Hashable, ones: Ones, seconds: float) -> None:
-        """A call ran eager for so long."""
-        if (of := self._ways.get(way)) is not None and of.waiting:
-            of.eager += seconds
-            of.row = ones, 1 + (of.row[1] if of.row[0] == ones else 0)
+        """A call ran eager for so long, while a size waits."""
+        of = self._ways[way]
+        of.eager += seconds
+        of.row = ones, 1 + (of.row[1] if of.row[0] == ones else 0)
 
 
 def _shorten(known: dict[Hashable, Any], most: int) -> None:

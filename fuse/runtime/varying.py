@@ -57,12 +57,11 @@ class SizesSeen:
             del self._first[oldest], self._wide[oldest]
         return frozenset(found) if differs else None
 
-    def ones(self, kind: Key, leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    def ones(self, kind: Key, shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
         """(tensor, dimension) of the sizes of a call that are one, and were not in another call of its kind."""
-        now = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
         wide = self._wide.get(kind, ())
         return tuple(
-            (i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size == 1 and (i, d) in wide
+            (i, d) for i, shape in enumerate(shapes) for d, size in enumerate(shape) if size == 1 and (i, d) in wide
         )
 
     def grows(self, kind: Key, leaves: Sequence[Any]) -> bool:

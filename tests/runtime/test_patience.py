@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.runtime import patience
+from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.patience import SETTLED, SETTLED_NUMBERS, Patience
 
 
@@ -48,6 +49,40 @@ def test_the_first_sizes_are_captured_and_those_that_return() -> None:
             calls += 1
             assert calls < 100_000
     assert calls > 1
+
+
+def test_one_decision_stands_for_many_calls_that_run_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a size is worth a program takes as long as twenty operators. A size that returns, another dtype and
+    another state of the model are decided about at once."""
+    decided: list[object] = []
+    own = NewSizes.too_early
+    monkeypatch.setattr(NewSizes, "too_early", lambda *given: decided.append(given) or own(*given))
+    torch.manual_seed(0)
+    model = Looked().eval()
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for rows in range(2, 60):
+            fused(torch.randn(rows, 64))
+        fused(torch.randn(3, 64))
+        assert not fused.last_run.fallbacks
+        decided.clear()
+        eager = []
+        for rows in (*range(60, 100), *range(60, 100)):
+            x = torch.randn(rows, 64)
+            torch.testing.assert_close(fused(x), model(x))
+            eager += [fallback.reason for fallback in fused.last_run.fallbacks]
+        assert sum("sizes keep changing" in reason for reason in eager) > 70  # a made-up size is among them
+        assert len(decided) < 40
+        for change, dtype in (
+            (model.double, torch.float64),
+            (model.float, torch.float32),
+            (model.train, torch.float32),
+        ):
+            change()
+            decided.clear()
+            x = torch.randn(60, 64, dtype=dtype)
+            torch.testing.assert_close(fused(x), model(x))
+            assert decided
 
 
 @pytest.mark.parametrize("declared", [None, {"input": {0: torch.export.Dim.AUTO}}])
