@@ -7,7 +7,7 @@ text, (7, 64, 64, 1, ...)               ->      a copy whose tensors have these 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -119,7 +119,7 @@ def parts_of(value: Any) -> Sequence[Any]:
 
 
 def mapped(
-    argument: Any, take: Callable[[Any], Any], nodes: dict[Node, Node] | None = None, reals: bool = False
+    argument: Any, take: Callable[[Any], Any], nodes: Mapping[Node, Any] | None = None, reals: bool = False
 ) -> Any:
     """An argument with every number ``n`` replaced by ``take(n)``, from left to right."""
     if type(argument) is int or (reals and _is_real(argument)):

@@ -7,7 +7,7 @@ costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
 
 from fuse import ops
 from fuse.devices import HOST
@@ -108,18 +108,22 @@ def _element(node: Node, operands: dict[Node, Tensor]) -> Tensor | None:
 
 def _run(node: Node, value_of: Callable[[Node], Tensor], size: list[int] | None = None) -> Tensor:
     """Run ``node`` on the CPU in float64, and round. ``size`` replaces the first argument."""
+    args = node.args if size is None else (size, *node.args[1:])
+    return rounded(node, *map_arg((args, dict(node.kwargs)), value_of))
+
+
+def rounded(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Run the operator of ``node`` with these arguments on the CPU in float64, and round."""
 
     def translated(argument: Any) -> Any:
-        if isinstance(argument, Node):
-            value = value_of(argument)
-            return value.double() if value.is_floating_point() else value
+        if isinstance(argument, Tensor):
+            return argument.double() if argument.is_floating_point() else argument
         if isinstance(argument, torch.dtype) and argument.is_floating_point:
             return torch.float64
         return HOST if isinstance(argument, torch.device) else argument
 
     assert isinstance(node.target, OpOverload)
-    kwargs = {name: value for name, value in node.kwargs.items() if name != "memory_format"}
-    args = node.args if size is None else (size, *node.args[1:])
+    kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
     with unset_fake_temporarily(), torch.no_grad():
         result: Tensor = node.target(*map_aggregate(args, translated), **map_aggregate(kwargs, translated))
         return result.to(node.meta["val"].dtype)

@@ -87,29 +87,6 @@ def _constant(spec: InputSpec, copier: _Copier) -> InputSpec:
     return replace(spec, value=value, origin=origin)
 
 
-def constant_numbers(inputs: Sequence[InputSpec]) -> Numbers:
-    """The numbers of the graphs that compute constants."""
-    origins = [_walked(spec.origin, None) for spec in inputs if spec.origin is not None]
-    return tuple(n for part, _ in chain(*origins) for n in text_and_numbers(part, lambda node: "", None)[1])
-
-
-def with_constants(inputs: Sequence[InputSpec], numbers: Numbers) -> tuple[InputSpec, ...]:
-    """Inputs whose constants are computed again with these numbers, in the order of :func:`constant_numbers`.
-
-    Raises:
-        NotResized: a constant cannot be computed.
-    """
-    rest = iter(numbers)
-
-    def again(spec: InputSpec) -> InputSpec:
-        if spec.origin is None:
-            return spec
-        mode = mode_of(next(iter(spec.origin.graph.nodes)).meta["val"])
-        return _constant(spec, _Copier(rest, FakeRunner(mode)))
-
-    return tuple(map(again, inputs))
-
-
 def _walked(graph: GraphModule, extra: Any) -> Iterator[tuple[GraphModule, Any]]:
     """A graph and its nested graphs, each with further facts that the text and numbers contain."""
     yield graph, extra

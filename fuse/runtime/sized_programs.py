@@ -29,9 +29,10 @@ from fuse.kernel.region_text import Numbers
 from fuse.runtime.fitting import MOST_SIZES, determine, fewest_samples, polynomial_through
 from fuse.runtime.guards import picker
 from fuse.runtime.program import Program
-from fuse.runtime.resized import NotResized, constant_numbers, with_constants
+from fuse.runtime.resized import NotResized
 from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers
 from fuse.runtime.sized_code import copier
+from fuse.runtime.sized_constants import Constants, constant_numbers, sized_constants
 from fuse.runtime.steps import kernels_of
 from fuse.runtime.wiring import Wiring, wiring_of
 
@@ -62,15 +63,16 @@ class _Sample:
 class _Template:
     """The parts of calls with one outline, as functions of the sizes.
 
-    ``copy`` makes the parts, which have these ``wirings``. ``evaluate`` computes their numbers; the last ``constants``
-    of these, one number for each part, are of constants that are computed from sizes. ``bounds``: the least and the
-    largest value of each size among the samples. ``functions``: the addresses of the kernels.
+    ``copy`` makes the parts, which have these ``wirings``. ``evaluate`` computes their numbers; the last of these are
+    those of ``constants``, which are computed from sizes: how many there are in each part, and its inputs with them.
+    ``bounds``: the least and the largest value of each size among the samples. ``functions``: the addresses of the
+    kernels.
     """
 
     copy: Callable[..., list[SizedPart]]
     evaluate: Callable[..., Numbers]
     wirings: tuple[Wiring, ...]
-    constants: tuple[int, ...]
+    constants: tuple[tuple[int, Constants], ...]
     bounds: tuple[tuple[int, int], ...]
     functions: dict[str, int]
 
@@ -80,12 +82,12 @@ class _Template:
             return None
         made = []
         try:
-            rest = iter(self.evaluate(*sizes)[-sum(self.constants) :] if any(self.constants) else ())
-            for part, wiring, count in zip(self.copy(*sizes), self.wirings, self.constants, strict=True):
+            of_constants = sum(count for count, _ in self.constants)
+            rest = iter(self.evaluate(*sizes)[-of_constants:] if of_constants else ())
+            for part, wiring, (count, inputs) in zip(self.copy(*sizes), self.wirings, self.constants, strict=True):
                 signature = part.signature
                 if count:
-                    inputs = with_constants(signature.inputs, tuple(islice(rest, count)))
-                    signature = replace(signature, inputs=inputs)
+                    signature = replace(signature, inputs=inputs(tuple(islice(rest, count))))
                 made.append(SizedProgram(Program(part.plan, self.functions, wiring), signature, part.tensors))
         except NotResized:
             return None
@@ -195,6 +197,7 @@ def _template(parts: tuple[SizedPart, ...], samples: Sequence[_Sample], constant
     distinct = _evaluator(formulas.values(), len(had[0]))
     varying = {column: terms for column, terms in formulas.items() if len(set(column)) > 1}
     varies = {column: i for i, column in enumerate(varying)}
+    inputs = [sized_constants(part.signature.inputs) for part in parts]
     made = copier(parts, [varies.get(column) for column in columns], len(varying))
     numbers = _evaluator(varying.values(), len(had[0]))
     bounds = tuple((min(of), max(of)) for of in zip(*had, strict=True))
@@ -205,7 +208,7 @@ def _template(parts: tuple[SizedPart, ...], samples: Sequence[_Sample], constant
         lambda *sizes: made(*numbers(*sizes)),
         lambda *sizes: pick(distinct(*sizes)),
         tuple(wiring_of(part.plan).shared() for part in parts),
-        constants,
+        tuple(zip(constants, inputs, strict=True)),
         bounds,
         functions,
     )

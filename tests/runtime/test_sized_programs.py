@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.kernel.sized import lowering_of
-from fuse.runtime import engine, kinds_of_calls, patience, sized_programs
+from fuse.runtime import engine, kinds_of_calls, patience, resized, sized_programs
 from fuse.runtime.kinds_of_calls import Between
 from fuse.runtime.schedule import schedule
 from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers
@@ -263,3 +263,31 @@ def test_programs_of_about_one_size_share_a_workspace(programs: list[Made]) -> N
     assert first.wiring.memory(first.schedule) is not other.wiring.memory(other.schedule)
     assert len(first.wiring.memory(first.schedule).pool) == 1
     assert not fused.last_run.fallbacks
+
+
+def masked(m: Model, x: Tensor) -> Tensor:
+    """Constants of several operators that are computed from sizes: a mask, positions, and weights of equal elements."""
+    length = x.shape[0]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    places = torch.arange(length, dtype=torch.float32)[:, None] / 7
+    scores = torch.einsum("ibd,jbd->bij", x, m.first(x)).masked_fill(later, -1e9).softmax(-1)
+    return torch.einsum("bij,jbd->ibd", scores, x) + places[..., None].cos() + torch.full((length, 1, 1), 1 / 3)
+
+
+def test_constants_of_further_sizes_have_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values are eager's; once programs are known, no graph of a constant is copied."""
+    copied: list[object] = []
+    own = resized.value_of_origin
+    monkeypatch.setattr(resized, "value_of_origin", lambda origin: copied.append(origin) or own(origin))
+    torch.manual_seed(0)
+    fused = fuse.compile(model := Model(masked).eval())
+    with torch.no_grad():
+        sized = 0
+        for further, pairs in enumerate((at_random(70), at_random(20, seed=1, longest=20))):
+            for length, batch in pairs:
+                x = torch.randn(length, batch, WIDTH)
+                torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+                sized += bool(further) and fused.compiled.is_sized()
+            assert bool(copied) is not bool(further)
+            copied.clear()
+    assert sized >= 8
