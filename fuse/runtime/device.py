@@ -35,8 +35,9 @@ class NativeTables(Protocol):
 
     address: int
 
-    def add(self, step: Step, address: Callable[[Place], tuple[int, int]]) -> None:
-        """Append a native step; ``address`` maps a place to the index of a base pointer and an offset in bytes."""
+    def add(self, step: Step, addresses: Callable[[tuple[Place, ...]], Sequence[int]]) -> None:
+        """Append a native step; ``addresses`` gives for each place the index of a base pointer and an offset in
+        bytes."""
 
     def freeze(self) -> NativeTables:
         """These tables, complete: no step may be added any more."""

@@ -125,9 +125,14 @@ class Program:
             for number in wiring.loops
             if isinstance(step := plan.steps[number], LoopStep)
         }
-        arena, self._pool = wiring.memory(plan)
+        arena, self._pool, known = wiring.memory(plan)
         self.workspace_bytes = arena.size
         bases, position = wiring.bases, wiring.made.position
+
+        def addresses(places: tuple[Place, ...]) -> list[int]:
+            if (found := known.get(places)) is None:
+                found = known.put(places, [number for place in places for number in address(place)])
+            return found
 
         def address(place: Place) -> tuple[int, int]:
             if (base := bases.get(place.buffer)) is not None:
@@ -137,7 +142,7 @@ class Program:
         tables = plan.runtime.tables(wiring.workspace, functions)
         for step in plan.steps:
             if not isinstance(step, PythonStep):
-                tables.add(step, address)
+                tables.add(step, addresses)
         self._tables = tables.freeze()
         self._held = tuple((arena.offsets[position[b]], plan.buffers[b].value) for b in wiring.held)
         layouts = {

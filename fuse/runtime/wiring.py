@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuse import ops
-from fuse.runtime.arenas import Arenas, Shared
+from fuse.runtime.arenas import Addresses, Arenas, Shared
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.live_ranges import MadeBuffers, called_upon, made_buffers, of_aten
 from fuse.runtime.steps import CallStep, LoopStep, PythonStep, Schedule
@@ -77,9 +77,9 @@ class Wiring:
         """The workspace of a program."""
         sizes, scratch = self.made.sizes(plan), plan.runtime.scratch_bytes(plan.steps)
         if self.arenas is None:
-            return Shared(self.made.arena(sizes, scratch), [])
+            return Shared(self.made.arena(sizes, scratch), [], Addresses())
         found = self.arenas.at(self.made, sizes, scratch)
-        return Shared(found.arena, []) if self.held else found  # tensors in it have sizes
+        return found._replace(pool=[]) if self.held else found  # tensors in it have sizes
 
 
 def wiring_of(plan: Schedule) -> Wiring:

@@ -87,7 +87,7 @@ def _multiplied(node: Node, found: LibraryProduct) -> Run:
     @cache
     def made() -> tuple[Callable[..., object], Tables, array[int], object]:
         tables = Tables(len(operands) + 1, {})
-        tables.add(step, lambda place: (place.buffer, place.offset))
+        tables.add(step, lambda places: [n for place in places for n in (place.buffer, place.offset)])
         scratch = torch.empty(scratch_bytes([step]), dtype=torch.uint8, device="cpu")
         held = [*(made_up(n.meta["val"]) for n in (*operands, node)), scratch]
         return runner(), tables.freeze(), array("q", map(Tensor.data_ptr, held)), held

@@ -40,28 +40,29 @@ class Tables:
         self.steps, self.arguments, self.details = array("q"), array("q"), array("q")
         self.address = 0
 
-    def add(self, step: Step, address: Callable[[Place], tuple[int, int]]) -> None:
-        """Append a native step; ``address`` maps a place to the index of a base pointer and an offset in bytes."""
-        places: tuple[Place, ...]
+    def add(self, step: Step, addresses: Callable[[tuple[Place, ...]], Sequence[int]]) -> None:
+        """Append a native step; ``addresses`` gives for each place the index of a base pointer and an offset in
+        bytes."""
+        assert not isinstance(step, PythonStep)
+        first: tuple[Place, ...] = step.writes
+        second: tuple[Place, ...] = step.reads
         detail = len(self.details)
         least = _BY_ONE_THREAD
         if isinstance(step, KernelStep):
             kind, function = _KERNEL, self.functions[step.kernel.name]
             least = _SHARED_OUT if step.kernel.parallel else _BY_ONE_THREAD
-            places = (*step.reads, *step.writes)
-            self.details.extend(value for _, value in step.kernel.sizes)
+            first, second = second, first
+            self.details.extend([value for _, value in step.kernel.sizes])
         elif isinstance(step, CopyStep):
             kind, function = _COPY, 0
-            places = (*step.writes, *step.reads)
             self.details.extend(copy_detail(step.item, step.size, step.target_stride, step.source_stride))
         elif isinstance(step, ProductStep):
             kind, function = _product_function(step.product)
-            places = (*step.writes, *step.reads)
             self.details.extend(_product_detail(step.product))
-        first = len(self.arguments) // 2
-        for place in places:
-            self.arguments.extend(address(place))
-        self.steps.extend((kind, function, first, len(places), detail, least, 0))
+        argument = len(self.arguments) // 2
+        self.arguments.extend(addresses(first))
+        self.arguments.extend(addresses(second))
+        self.steps.extend((kind, function, argument, len(first) + len(second), detail, least, 0))
 
     def __len__(self) -> int:
         return len(self.steps) // _STEP_FIELDS
