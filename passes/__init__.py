@@ -18,6 +18,7 @@ from fuse.passes import draw_apart as draw_apart
 from fuse.passes import drop_roundings as drop_roundings
 from fuse.passes import expand_lstm_layers as expand_lstm_layers
 from fuse.passes import fold_batch_norm as fold_batch_norm
+from fuse.passes import forward_pieces as forward_pieces
 from fuse.passes import forward_writes as forward_writes
 from fuse.passes import fuse_attention as fuse_attention
 from fuse.passes import fuse_horizontal as fuse_horizontal

@@ -7,6 +7,7 @@ The sequence leaves out nodes that no step owns, because they may come between t
     shared      computed once and read by many steps
     ambient     computed for each step from values outside of the loop: mul(time, 0.1), mul(time, 0.2)
                 (once only, if two steps need the same)
+    behind      computed from steps, and read by nothing but results: a tensor that grows by each step's result
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ def spelled(graph: Graph, least: int) -> tuple[list[Node], list[int]]:
     readers = {node: set(effects.readers(node)) for node in nodes}
     ambient = {key for key, count in often.items() if count >= least} - _owned(graph, tokens, readers, often, least)
     left_out: set[Node] = {node for node in nodes if tokens[node] in ambient}
+    behind = {graph.output_node()}
     for node in reversed(nodes):
         if often[tokens[node]] < least and effects.is_pure(node) and readers[node]:
             alike = Counter(tokens[reader] for reader in readers[node] if reader in tokens)
+            if readers[node] <= behind:
+                behind.add(node)
             if readers[node] <= left_out or max(alike.values(), default=0) >= least:
                 left_out.add(node)
+    left_out |= behind
     found = [node for node in nodes if node not in left_out]
     return found, [tokens[node] for node in found]
 
