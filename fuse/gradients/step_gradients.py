@@ -37,6 +37,9 @@ from fuse.graph.outputs import outputs_of, part_of
 from fuse.graph.recomputing import recomputed_in_step
 from fuse.graph.signature import OutputSpec
 from fuse.graph.unseen_writes import WITH_GRADIENT_OF, WithGradientOf
+from fuse.kernel.dtypes import HALVES
+
+aten = torch.ops.aten
 
 
 class NotReversible(FuseError):
@@ -205,8 +208,10 @@ class _BodyRecorder(ReplayRecorder):
         return super().formulas() | formulas("select_backward slice_backward")
 
     def formula(self, op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-        if op is torch.ops.aten.convolution_backward.default:
+        if op is aten.convolution_backward.default:
             return convolving.formula(args)
+        if op is aten.native_group_norm_backward.default and args[1].dtype not in HALVES:  # eager adds those in float32
+            return formulas("native_group_norm_backward")[op]
         return super().formula(op, args)
 
     def recomputed(

@@ -313,6 +313,41 @@ def test_look_ups_shifts_and_signs_in_a_step_are_differentiated_rolled(name: str
     launches_grow_not(run)
 
 
+class GroupNormed(nn.Module):
+    """The state is normalised by groups of its units, as in a retentive network."""
+
+    def __init__(self, affine: bool = True) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.GroupNorm(3, 6, affine=affine)
+
+    def forward(self, xs: Tensor) -> Tensor:
+        h = xs[0]
+        for x in xs:
+            h = h * 0.5 + self.norm(torch.tanh(self.linear(h) + x))
+        return h
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("special", [torch.nan, -0.0, 1.0])
+def test_group_norms_of_steps_are_differentiated_rolled(affine: bool, special: float) -> None:
+    launches = []
+    for steps in (STEPS, 2 * STEPS):
+        xs = torch.randn(steps, BATCH, 6)
+        xs[2, 1] = special
+        report = check(GroupNormed(affine).double(), (xs.double().requires_grad_(),), train=True)
+        assert report.passed, report
+        assert check(GroupNormed(affine), (xs.requires_grad_(),), train=True).passed
+        launches.append(report.launches_after)
+    assert launches[0] == launches[1] <= 8
+
+
+def test_group_norms_in_half_precision_are_left_to_the_library() -> None:
+    """It adds in float32; the operators of the formula would round in between."""
+    xs = torch.randn(STEPS, BATCH, 6, dtype=torch.bfloat16)
+    report = fuse.show(GroupNormed().bfloat16(), (xs,), train=True)
+    assert any("native_group_norm_backward" in one.reason for one in report.rejected)
+
+
 @pytest.mark.parametrize("place", [(slice(None), 0), (0,), (slice(None), slice(1, 3)), (slice(None, None, 2), -1)])
 def test_a_write_into_a_large_product_that_leaves_the_loop_has_eagers_gradient(place: tuple[slice | int, ...]) -> None:
     class Written(nn.Module):
