@@ -89,5 +89,5 @@ def test_results_that_are_none_are_none_for_all_steps() -> None:
 
 
 def test_a_rule_that_takes_one_step_after_the_other_is_refused() -> None:
-    with pytest.raises(CannotBatchError, match="one step after the other"):
+    with pytest.raises(CannotBatchError, match="one step after another"):
         batched(lambda x, w: torch.index_add(x, 1, (x[0] * 0).long(), x), torch.randn(3, 5), torch.randn(5))
