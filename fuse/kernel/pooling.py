@@ -31,15 +31,22 @@ MOST_TAPS = 16
 
 @dataclass(frozen=True)
 class _Pool(Window):
-    """A pooling window over the last dimensions, with its taps and the number of results in each of them."""
+    """A pooling window over the last dimensions, with its taps and the number of results in each of them.
+
+    ``ceil_mode``: the last window may end behind the padding.
+    """
 
     taps: tuple[int, ...]
     output_size: tuple[int, ...]
+    ceil_mode: bool = False
 
-    def reach(self) -> tuple[int, ...]:
-        """Elements that all windows span in each dimension, padding included."""
-        steps = zip(self.output_size, self.stride, self.taps, self.dilation, strict=True)
-        return tuple((p - 1) * s + (t - 1) * d + 1 for p, s, t, d in steps)
+    def reach(self, space: Sequence[int]) -> tuple[int, ...]:
+        """Elements that an input of this size spans in each dimension, with its padding and all windows."""
+        padded = tuple(n + 2 * p for n, p in zip(space, self.padding, strict=True))
+        if not self.ceil_mode:  # a comparison would hold for some remainders of sizes only
+            return padded
+        steps = zip(padded, self.output_size, self.stride, self.taps, self.dilation, strict=True)
+        return tuple(max(n, (p - 1) * s + (t - 1) * d + 1) for n, p, s, t, d in steps)
 
     def overlaps(self) -> bool:
         return any((t - 1) * d >= s for t, d, s in zip(self.taps, self.dilation, self.stride, strict=True))
@@ -63,7 +70,7 @@ def average_pool(call: Call) -> Value:
     x = call.tensor("self")
     pool = _pool(call, call.shape, 1)
     space = x.shape[len(x.shape) - len(pool.taps) :]
-    inside = all(r <= n + 2 * p for r, n, p in zip(pool.reach(), space, pool.padding, strict=True))
+    inside = all(r <= n + 2 * p for r, n, p in zip(pool.reach(space), space, pool.padding, strict=True))
     if call["divisor_override"] is not None:
         return _mean(call, pool, call["divisor_override"])
     if not inside or (any(pool.padding) and not call["count_include_pad"]):
@@ -92,7 +99,8 @@ def _pool(call: Call, shape: Sequence[int], dilation: int | Sequence[int]) -> _P
         return numbers if len(numbers) == rank else (numbers[0],) * rank
 
     stride = call["stride"] or taps
-    return _Pool(each(stride), each(call["padding"]), each(dilation), each(taps), tuple(shape[-rank:]))
+    output_size = tuple(shape[-rank:])
+    return _Pool(each(stride), each(call["padding"]), each(dilation), each(taps), output_size, call["ceil_mode"])
 
 
 def _mean(call: Call, pool: _Pool, count: int) -> Value:
@@ -118,7 +126,7 @@ def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:
         raise Unsupported("overlapping windows would compute their inputs several times")
     front = x.shape[: len(x.shape) - len(pool.taps)]
     space = x.shape[len(front) :]
-    size = tuple(max(r, n + 2 * p) for r, n, p in zip(pool.reach(), space, pool.padding, strict=True))
+    size = pool.reach(space)
     padded = x if size == space else Pad((*front, *size), x.dtype, x, (*(0 for _ in front), *pool.padding), fill)
     shape = (*front, *pool.output_size)
 

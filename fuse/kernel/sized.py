@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import combinations, combinations_with_replacement, permutations, product
 from typing import Any, Generic, TypeVar
 
-from fuse.kernel.extents import LEAST, LEAST_LOWERED, Conditions, Real
+from fuse.kernel.extents import LEAST, LEAST_LOWERED, Conditions, Extent, Real
 from fuse.kernel.polynomials import Terms, product_of, sum_of
 from fuse.kernel.region_text import Numbers
 
@@ -138,15 +138,16 @@ def relation_of(
     Sizes are the smallest numbers that differ between calls and do not follow from others. A number follows from sizes
     as a multiple of one or two of them, as a size plus or minus a constant, as the sum of two sizes, or as the
     remainder of a size in whole windows; a negative number, also as the difference of two that are known. The numbers
-    ``apart`` are always sizes. Calls in which a number is one are used only if there are no others. Returns None if no
-    number differs, or if a negative number does not follow from others.
+    ``apart`` are always sizes. Sizes are named in the order of their positions, so that high images and wide ones have
+    one relation. Calls in which a number is one are used only if there are no others. Returns None if no number
+    differs, or if a negative number does not follow from others.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
     >>> relation_of((7, 7.0), [(5, 5.0)])
     ((0, 1), (((('n0',), 1),), ((('n1',), 1),)))
     >>> relation_of((99, 29, 2), [(11, 53, 1)], frozenset({99}))  # 64 windows - steps
-    ((2, 0), (((('n1',), 1),), ((('n0',), 64), (('n1',), -1)), ((('n0',), 1),)))
+    ((0, 2), (((('n0',), 1),), ((('n0',), -1), (('n1',), 64)), ((('n1',), 1),)))
     >>> relation_of((9, 55, -55), [(5, 59, -59)])  # 64 - steps
     ((0,), (((('n0',), 1),), (((), 64), (('n0',), -1)), (((), -64), (('n0',), 1))))
     """
@@ -182,8 +183,23 @@ def relation_of(
         if kinds[position] not in known:  # floats, which never follow from others
             known[kinds[position]] = (((f"n{len(positions)}",), 1),)
             positions.append(position)
-    numbers = (known[kind] if position in vary else kind[1][0] for position, kind in enumerate(kinds))
-    return tuple(positions), tuple(numbers)
+    numbers = tuple(known[kind] if position in vary else kind[1][0] for position, kind in enumerate(kinds))
+    in_order = sorted(positions)
+    return tuple(in_order), renamed(numbers, [f"n{in_order.index(position)}" for position in positions])
+
+
+def renamed(relation: Relation, names: Sequence[str]) -> Relation:
+    """A relation with other names of its sizes ``n0``, ``n1``, ...
+
+    >>> renamed((((("n1",), 1),), 8, ((("n0", "n1"), 2),), ((("n0",), 1),)), ["n1", "n0"])
+    (((('n0',), 1),), 8, ((('n0', 'n1'), 2),), ((('n1',), 1),))
+    """
+    new = {f"n{i}": name for i, name in enumerate(names)}
+
+    def with_names(terms: Terms) -> Terms:
+        return tuple(sorted((tuple(sorted(new[name] for name in factors)), times) for factors, times in terms))
+
+    return tuple(with_names(terms) if isinstance(terms, tuple) else terms for terms in relation)
 
 
 def are_alike(a: Any, b: Any) -> bool:
@@ -275,13 +291,20 @@ def _rests(columns: Set[Column], apart: frozenset[int]) -> dict[Column, tuple[tu
     return found
 
 
-def lifted(relation: Relation, sizes: Numbers, usual: Numbers, of_text: bool = True) -> tuple[Conditions, Numbers]:
-    """The numbers of a call with these sizes, numbers that vary as extents; and the conditions of these extents."""
-    conditions = Conditions(of_text=of_text)
+def lifted(
+    relation: Relation, sizes: Numbers, usual: Numbers, of_text: bool = True, derived: Mapping[str, str] | None = None
+) -> tuple[Conditions, Numbers]:
+    """The numbers of a call with these sizes, numbers that vary as extents; and the conditions of these extents.
+
+    ``derived``: Python expressions for the names in ``relation`` that are not sizes.
+    """
+    conditions = Conditions(of_text=of_text, quotients=dict(derived or {}))
     values: dict[str, Any] = {}
     for i, (size, most) in enumerate(zip(sizes, usual, strict=True)):
         name = f"n{i}"
         values[name] = conditions.real(name, size) if isinstance(size, float) else conditions.size(name, size, most)
+    for name, python in conditions.quotients.items():
+        values[name] = Extent(conditions.function(python)(*sizes), (((name,), 1),), conditions)
     numbers: list[Any] = []
     for number in relation:
         if isinstance(number, tuple) and isinstance(real := values[number[-1][0][-1]], Real):
@@ -362,6 +385,8 @@ class Text(Generic[Made]):
         if found is None:
             return None
         made = _family(base, seen, *found, lower)
+        if made is None and (tied := relation_of(base, seen)) not in (None, found):  # an image and one twice as high
+            made = _family(base, seen, *tied, lower)
         if made is None:
             self.failures += 1
             return None
