@@ -3,75 +3,114 @@
     sizes (50, 3), (20, 5), (61, 9), ...      9,600  6,400  35,136  ...      64 * n0 * n1
                                                 146     96     299  ...      n0 * n1 - 4
 
-The polynomial with the fewest terms is taken, of degree 3 at most. It has to give the number of each sample. There are
-:data:`SPARE` samples more than polynomials of degree 2 have coefficients, at sizes that determine these coefficients.
+The polynomial with the fewest terms is taken, of degree 3 at most. It has to give the number of each sample. No two
+products of sizes are multiples of each other at all samples, with or without a constant added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, combinations, combinations_with_replacement
-from math import comb, prod
+from functools import cached_property
+from itertools import combinations, combinations_with_replacement
+from math import comb, gcd, prod
 from typing import Any
 
-from fuse.kernel.polynomials import Monomial, Terms
+from fuse.kernel.polynomials import Terms
 
 LARGEST_DEGREE = 3
 """Degree of a polynomial: the elements of the scores of attention are the batch size times the square of the length."""
 DETERMINED_DEGREE = 2
-"""Degree up to which all coefficients have to follow from the sizes of the samples."""
-MOST_TERMS = 3
-"""Most terms of a polynomial: the extent of a strided view has three."""
+"""Degree up to which all coefficients in the sizes of the arguments have to follow from the samples."""
+MOST_TRIPLES = 35
+"""Most products of sizes, four sizes' own, of which any three may be the terms; of more, one term is a constant."""
 SPARE = 3
 """Samples beyond the number of coefficients, at which a polynomial is only checked."""
-MOST_SIZES = 3
-"""Most sizes that vary, such as a batch and two lengths: four would need eighteen samples."""
+MOST_SIZES = 9
+"""Most sizes, those included that operators compute: nine need 39 samples."""
+SAMPLES_A_SIZE = 4
+"""Samples for each size, where polynomials of degree 2 in all of them have more coefficients."""
+
+Monomial = tuple[int, ...]
+"""A product of sizes, by their numbers; empty for the constant."""
 
 
 def fewest_samples(sizes: int) -> int:
     """Number of samples that polynomials in so many sizes need.
 
-    >>> fewest_samples(1), fewest_samples(2), fewest_samples(3)
-    (6, 9, 13)
+    >>> fewest_samples(1), fewest_samples(2), fewest_samples(3), fewest_samples(9)
+    (6, 9, 13, 39)
     """
-    return comb(sizes + DETERMINED_DEGREE, DETERMINED_DEGREE) + SPARE
+    return min(comb(sizes + DETERMINED_DEGREE, DETERMINED_DEGREE), SAMPLES_A_SIZE * sizes) + SPARE
 
 
-def determine(samples: Sequence[Sequence[int]]) -> bool:
-    """Whether polynomials of degree 2 follow from their values at these sizes.
+@dataclass(frozen=True)
+class Samples:
+    """Sizes at which numbers are known. The first ``free`` of them are sizes of arguments; others follow from these."""
 
-    >>> determine([(5,), (7,), (9,)]), determine([(5,), (7,), (7,)])
-    (True, False)
-    """
-    count = len(samples[0])
-    monomials = list(_monomials(count, DETERMINED_DEGREE))
-    rows = [[Fraction(prod(sample[i] for i in one)) for one in monomials] for sample in samples]
-    return _rank(rows) == len(monomials)
+    sizes: tuple[tuple[int, ...], ...]
+    free: int
 
+    @cached_property
+    def _values(self) -> dict[Monomial, list[int]]:
+        """The values of each product of sizes."""
+        monomials = _monomials(len(self.sizes[0]), LARGEST_DEGREE)
+        return {one: [prod(sizes[i] for i in one) for sizes in self.sizes] for one in monomials}
 
-def polynomial_through(column: Sequence[Any], samples: Sequence[Sequence[int]]) -> Terms | None:
-    """The polynomial in ``n0``, ``n1``, ... that has the numbers of ``column`` at the sizes ``samples``; None if there
-    is none with few terms.
+    @cached_property
+    def _by_changes(self) -> dict[tuple[int, ...], Monomial]:
+        return {_changes(values): one for one, values in self._values.items()}
 
-    >>> samples = [(5, 2), (7, 3), (6, 8), (9, 4)]
-    >>> polynomial_through([64 * a * b - 32 for a, b in samples], samples)
-    (((), -32), (('n0', 'n1'), 64))
-    >>> polynomial_through([a // 2 for a, _ in samples], samples) is None
-    True
-    """
-    if any(type(number) is not int for number in column):
+    def determine(self) -> bool:
+        """Whether polynomials follow from their values at these sizes.
+
+        >>> Samples(((5,), (7,), (9,)), 1).determine(), Samples(((5,), (7,), (7,)), 1).determine()
+        (True, False)
+        """
+        monomials = list(_monomials(self.free, DETERMINED_DEGREE))
+        rows = [[Fraction(prod(sizes[i] for i in one)) for one in monomials] for sizes in self.sizes]
+        return _rank(rows) == len(monomials) and len(self._by_changes) == len(self._values)
+
+    def polynomial_through(self, column: Sequence[Any]) -> Terms | None:
+        """The polynomial in ``n0``, ``n1``, ... that has the numbers of ``column`` at these sizes; None if there is
+        none with few terms.
+
+        >>> samples = Samples(((5, 2), (7, 3), (6, 8), (9, 4)), 2)
+        >>> samples.polynomial_through([64 * a * b - 32 for a, b in samples.sizes])
+        (((), -32), (('n0', 'n1'), 64))
+        >>> samples.polynomial_through([a // 2 for a, _ in samples.sizes]) is None
+        True
+        """
+        if any(type(number) is not int for number in column):
+            return None
+        for support in self._supports(column):
+            found = _coefficients([self._values[one] for one in support], column)
+            if found is not None:
+                named = ((tuple(f"n{i}" for i in one), c) for one, c in zip(support, found, strict=True) if c)
+                return tuple(sorted(named))
         return None
-    values = {one: [prod(sample[i] for i in one) for sample in samples] for one in _monomials(len(samples[0]))}
-    for support in chain.from_iterable(combinations(values, count) for count in range(1, MOST_TERMS + 1)):
-        found = _coefficients([values[one] for one in support], column)
-        if found is not None:
-            named = ((_named(one), c) for one, c in zip(support, found, strict=True) if c)
-            return tuple(sorted(named))
-    return None
+
+    def _supports(self, column: Sequence[int]) -> Iterator[tuple[Monomial, ...]]:
+        """Products of sizes of which the numbers may be the sum, with coefficients; the fewest first."""
+        one_changes = self._by_changes.get(_changes(column), ())
+        yield (one_changes,)
+        if one_changes:
+            yield (), one_changes
+        pairs = list(combinations(list(self._values.items())[1:], 2))
+        for (one, a), (two, b) in pairs:
+            if _may_be_dependent((a, b, column)):
+                yield one, two
+        since_first = [number - column[0] for number in column[1:]]
+        changes = {one: [number - values[0] for number in values[1:]] for one, values in self._values.items()}
+        for (one, _), (two, _) in pairs:
+            if _may_be_dependent((changes[one], changes[two], since_first)):
+                yield (), one, two
+        if len(self._values) <= MOST_TRIPLES:
+            yield from combinations(list(self._values)[1:], 3)
 
 
-def _monomials(count: int, degree: int = LARGEST_DEGREE) -> Iterator[tuple[int, ...]]:
+def _monomials(count: int, degree: int) -> Iterator[Monomial]:
     """Products of sizes by their numbers, those of low degree first.
 
     >>> list(_monomials(2, 2))
@@ -81,8 +120,22 @@ def _monomials(count: int, degree: int = LARGEST_DEGREE) -> Iterator[tuple[int, 
         yield from combinations_with_replacement(range(count), of)
 
 
-def _named(monomial: tuple[int, ...]) -> Monomial:
-    return tuple(f"n{i}" for i in monomial)
+def _changes(values: Sequence[int]) -> tuple[int, ...]:
+    """The differences from the first value, in their ratios: equal for values and for multiples plus a constant.
+
+    >>> _changes([5, 7, 11]), _changes([20, 18, 14]), _changes([8, 8, 8])
+    ((0, 1, 3), (0, 1, 3), (0, 0, 0))
+    """
+    differences = [one - values[0] for one in values]
+    first = next((one for one in differences if one), 1)
+    common = gcd(*differences) or 1
+    return tuple(one // (common if first > 0 else -common) for one in differences)
+
+
+def _may_be_dependent(columns: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> bool:
+    """Whether the first three numbers of three columns are linearly dependent."""
+    (a, b, c), (d, e, f), (g, h, i) = (column[:3] for column in columns)
+    return a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g) == 0
 
 
 def _coefficients(values: Sequence[Sequence[int]], column: Sequence[int]) -> list[int] | None:

@@ -15,6 +15,8 @@ A call at new sizes gets the graph of others if all of these conditions hold:
 - Each new size differs from captured ones by a multiple of the greatest common divisor of their differences: if all
   were even, nothing is known of odd ones. The captured sizes vary independently: if all batches have 48 tokens, a
   division by 48 could also be a division by the number of tokens.
+- A number may also be made of sizes that operators compute by a division (:mod:`fuse.runtime.derived_sizes`), as long
+  as all formulas of these agree on the new sizes.
 - Each number of the new graph is between the least and the largest value that it had in captured graphs, and the order
   of any two numbers occurred in one of these graphs. So a comparison without a record (in a pass, in the decomposition
   of an operator) has an outcome that it had before, with the same text.
@@ -26,9 +28,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import chain, combinations, combinations_with_replacement, product
+from math import prod
 from typing import Any
 
 import torch
@@ -37,14 +40,14 @@ from torch.fx import GraphModule
 
 from fuse.graph.signature import InputSpec
 from fuse.kernel.extents import LEAST_LOWERED, Conditions, plain, terms_of
-from fuse.kernel.polynomials import Terms
 from fuse.kernel.region_text import Numbers
-from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
+from fuse.kernel.sized import Relation, are_alike, lifted, relation_of, renamed
+from fuse.runtime.derived_sizes import formulas_of
 from fuse.runtime.guards import sources_of
 from fuse.runtime.number_ranges import NumberRanges, number_ranges
 from fuse.runtime.probing_sizes import arguments_at, probe_sizes
 from fuse.runtime.program import Program
-from fuse.runtime.resized import arguments_in, spelled_graphs
+from fuse.runtime.resized import arguments_in, nodes_with, spelled_graphs
 from fuse.runtime.size_reads import UNKNOWN, size_conditions
 from fuse.runtime.sized_programs import SizedPrograms
 from fuse.runtime.training import Training
@@ -55,6 +58,12 @@ FEWEST = 4
 FEWEST_OF_ONE_SIZE = 3
 """Fewest calls where one size varies, and fewest values of each size: a formula in one size (a multiple, a sum with a
 constant, a multiple of a square) follows from one or two calls, and the others check it."""
+FEWEST_RUNS = 2
+"""Fewest runs of ``forward`` with symbolic sizes: at one choice of sizes, two numbers may be equal by chance."""
+
+Derived = Mapping[str, tuple[str, ...]]
+"""By name of a size that operators compute, its formulas in the sizes of the arguments."""
+
 MOST_COLUMNS = 256
 """Most distinct numbers of a graph, whose order is compared pair by pair; larger graphs are captured at each size."""
 
@@ -124,10 +133,11 @@ class Generalised:
         sources: for each size, ``(position, factor, shift)``: number ``position`` of the arguments is
             ``factor * size + shift``.
         steps: for each size, one of its values, and the greatest common divisor of differences between its values.
+        derived: the formulas of sizes that operators compute.
         distinct: positions of the distinct numbers.
         ranges: the values and orders that these had.
-        met: whether all comparisons in ``forward`` have the same outcomes at other sizes; None before it was run.
         programs: programs for its sizes without a graph.
+        met: whether all comparisons in ``forward`` have the same outcomes at other sizes; None before it was run.
         _origins: those of the placeholders' tensors, once they are known.
     """
 
@@ -136,10 +146,11 @@ class Generalised:
     relation: Relation
     sources: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, int], ...]
+    derived: Derived
     distinct: tuple[int, ...]
     ranges: NumberRanges
+    programs: SizedPrograms
     met: Callable[..., bool] | None = None
-    programs: SizedPrograms = field(default_factory=SizedPrograms)
     _origins: tuple[int | Tensor, ...] | None = None
 
     @property
@@ -156,11 +167,29 @@ class Generalised:
     @cached_property
     def evaluate(self) -> Callable[..., Numbers]:
         """Computes all numbers from sizes."""
-        return _sizes(len(self.sources)).evaluator(self.relation)
+        return self._named.evaluator(self.relation)
 
     @cached_property
     def _evaluate_arguments(self) -> Callable[..., Numbers]:
-        return _sizes(len(self.sources)).evaluator(self.relation[: self.members[-1].arguments])
+        return self._named.evaluator(self.relation[: self.members[-1].arguments])
+
+    @cached_property
+    def _named(self) -> Conditions:
+        return _sizes(len(self.sources), self.derived)
+
+    @cached_property
+    def all_sizes(self) -> Callable[..., Numbers]:
+        """Computes from sizes the numbers of which all others are polynomials: the sizes, and those derived."""
+        return self._named.evaluator([(((name,), 1),) for name in (*self._named.sizes, *self.derived)])
+
+    def are_told(self, sizes: Sequence[int]) -> bool:
+        """Whether the formulas of each derived size agree on these sizes, and it is large enough to vary."""
+        return bool(self._are_told(*sizes))
+
+    @cached_property
+    def _are_told(self) -> Callable[..., Any]:
+        tests = (f"{' == '.join(of)} >= {LEAST_LOWERED}" for of in self.derived.values())
+        return self._named.function(" and ".join(tests) or "True")
 
     def sizes(self, given: Numbers) -> tuple[int, ...] | None:
         """The sizes of a call with these integer arguments and layouts; None if these do not fit the formulas."""
@@ -176,7 +205,7 @@ class Generalised:
         """Whether the numbers for these sizes are between those of the members, in an order that some member has."""
         if any((size - had) % step for size, (had, step) in zip(sizes, self.steps, strict=True)):
             return False
-        return self.ranges.include(sizes)
+        return self.are_told(sizes) and self.ranges.include(sizes)
 
     def had(self, made_up: bool = True) -> list[tuple[int, ...]]:
         """The sizes of the members, with those of ``made_up`` calls or without."""
@@ -197,27 +226,34 @@ class Generalised:
         return [origin if spec.value is None else spec.value for spec, origin in pairs]
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
-        """Run ``forward`` with symbolic sizes at ``sizes`` and at two others, and set ``met`` from its comparisons.
+        """Run ``forward`` with symbolic sizes at two choices of sizes, and set ``met`` from its comparisons.
 
-        Returns whether that succeeded: all members have the same outcomes, and no graph of another text does.
+        ``sizes`` are those of the call; they are a third choice if the run at another one fails, because two numbers
+        are equal by chance. Returns whether that succeeded: all members have the same outcomes, and no graph of another
+        text does.
         """
-        further = probe_sizes(self.bounds(), lambda one: one != sizes and self.covers(one), self.evaluate)
+        constants = frozenset(number for number in self.relation if type(number) is int)
+        further = probe_sizes(
+            self.bounds(), lambda one: one != sizes and self.covers(one), self.all_sizes, self.evaluate, constants
+        )
         noted: dict[str, bool] = {}
-        for one in (sizes, *further):
+        runs = 0
+        for one in (*further, sizes):
             try:
                 found = self._noted(model, *arguments_at(args, kwargs, self.evaluate(*one)), one)
             except Exception:  # of the user's code, or a fault in fuse, which must not reach the user
-                return False
+                continue
             if any(noted.setdefault(text, outcome) is not outcome for text, outcome in found.items()):
                 return False
-        known = replace(_sizes(len(sizes)), values=sizes, noted=noted)
-        return bool(further) and self.decide(known.met())
+            runs += 1
+        known = replace(self._named, values=sizes, noted=noted)
+        return runs >= FEWEST_RUNS and self.decide(known.met())
 
     def _noted(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
     ) -> dict[str, bool]:
         """The comparisons of sizes in one run of ``forward``, with their outcomes."""
-        conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False)
+        conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False, derived=self._named.quotients)
         last = self.members[-1].call
         formulas: dict[int, int] = {}
         several: set[int] = set()
@@ -254,22 +290,20 @@ def generalised(graphs: Sequence[CapturedGraphs], fewest: int = FEWEST_OF_ONE_SI
     same = [one for one in alike if all(map(_same_constants, one.call.graphs, last.call.graphs))]
     if len(same) < fewest or last.call.made_up:
         return None
-    found = relation_of(last.numbers, [one.numbers for one in same[:-1]])
-    if found is None or (len(found[0]) > 1 and len(same) < FEWEST):
+    found = _polynomials(same, fewest)
+    if found is None and fewest >= FEWEST_OF_ONE_SIZE:
+        found = _with_derived_sizes(same)
+    if found is None:
         return None
-    positions, relation = _in_order(*found)
+    positions, relation, derived = found
     names = _sizes(len(positions)).sizes
-    if any(len({one.numbers[position] for one in same}) < fewest for position in positions):
-        return None
-    if not _are_independent_sizes(relation, [one.numbers for one in same]):
+    if not _are_independent_sizes(names, relation, [one.numbers for one in same]):
         return None
     sources = [_source_of(name, relation[: last.arguments]) for name in names]
-    if not all(sources):
-        return None
     columns: dict[Numbers, int] = {}
     for position, column in enumerate(zip(*(one.numbers for one in same), strict=True)):
         columns.setdefault(column, position)
-    if len(columns) > MOST_COLUMNS:
+    if not all(sources) or len(columns) > MOST_COLUMNS:
         return None
     return Generalised(
         tuple(same),
@@ -277,29 +311,105 @@ def generalised(graphs: Sequence[CapturedGraphs], fewest: int = FEWEST_OF_ONE_SI
         relation,
         tuple(source for source in sources if source),
         tuple(_steps([one.numbers[position] for one in same]) for position in positions),
+        derived,
         tuple(columns.values()),
-        number_ranges(list(columns), _sizes(len(names)).evaluator([relation[i] for i in columns.values()])),
+        number_ranges(list(columns), _sizes(len(names), derived).evaluator([relation[i] for i in columns.values()])),
+        SizedPrograms(len(names)),
     )
 
 
-def _in_order(positions: Sequence[int], relation: Relation) -> tuple[tuple[int, ...], Relation]:
-    """The sizes in the order of their positions, so that a further captured call does not change it.
+Formulas = tuple[tuple[int, ...], Relation, Derived]
+"""The positions of the sizes among the numbers of a text; all numbers as polynomials in these and in derived sizes; and
+the formulas of derived sizes."""
 
-    >>> _in_order((3, 0), (((("n1",), 1),), 8, ((("n0", "n1"), 2),), ((("n0",), 1),)))
-    ((0, 3), (((('n0',), 1),), 8, ((('n0', 'n1'), 2),), ((('n1',), 1),)))
+
+def _polynomials(same: Sequence[CapturedGraphs], fewest: int) -> Formulas | None:
+    """Formulas without derived sizes for the numbers of graphs with one text; None if there are none."""
+    last = same[-1]
+    found = relation_of(last.numbers, [one.numbers for one in same[:-1]])
+    if found is None or (len(found[0]) > 1 and len(same) < FEWEST):
+        return None
+    positions, relation = found
+    if any(len({one.numbers[position] for one in same}) < fewest for position in positions):
+        return None
+    arguments = relation[: last.arguments]
+    return (positions, relation, {}) if all(_source_of(f"n{i}", arguments) for i in range(len(positions))) else None
+
+
+def _with_derived_sizes(same: Sequence[CapturedGraphs]) -> Formulas | None:
+    """Formulas for the numbers of graphs with one text, some of which follow from derived sizes; None if there are
+    none."""
+    given = relation_of(*_now_and_before([one.numbers[: one.arguments] for one in same]))
+    if len(same) < FEWEST or given is None:
+        return None
+    columns = list(zip(*(one.numbers for one in same), strict=True))
+    clearest = min(range(len(same)), key=lambda i: _equal_by_chance(columns, given[0], i))
+    chosen = same[clearest]
+    numbers = [*(one.numbers for one in same if one is not chosen), chosen.numbers]
+    found = relation_of(*_now_and_before(numbers), frozenset(chosen.numbers[position] for position in given[0]))
+    if found is None or not set(given[0]) <= set(found[0]):
+        return None
+    if any(len(set(columns[position])) < FEWEST_OF_ONE_SIZE for position in found[0]):
+        return None
+    free = given[0]
+    rest = [position for position in found[0] if position not in free]
+    names = {position: f"n{i}" for i, position in enumerate(free)} | {p: f"derived{i}()" for i, p in enumerate(rest)}
+    relation = renamed(found[1], [names[position] for position in found[0]])
+    if not rest or not _products_vary([columns[position] for position in found[0]]):
+        return None
+    derived = _formulas(chosen, relation, free, {names[position]: chosen.numbers[position] for position in rest})
+    return (free, relation, derived) if derived is not None and _give((free, relation, derived), same) else None
+
+
+def _now_and_before(numbers: Sequence[Numbers]) -> tuple[Numbers, Sequence[Numbers]]:
+    return numbers[-1], numbers[:-1]
+
+
+def _equal_by_chance(columns: Sequence[Numbers], sizes: Sequence[int], call: int) -> int:
+    """How many numbers equal one of the sizes in this call, and not in all calls."""
+    own = {columns[position] for position in sizes}
+    values = {column[call] for column in own}
+    return sum(column[call] in values for column in set(columns) - own)
+
+
+def _products_vary(columns: Sequence[Numbers]) -> bool:
+    """Whether no product of two or three sizes, and no sum of two, is the same in all calls: it would be a constant.
+
+    >>> _products_vary([(2, 4, 3), (24, 12, 16)]), _products_vary([(2, 4, 3), (24, 12, 17)])
+    (False, True)
     """
-    names = {f"n{i}": f"n{new}" for new, i in enumerate(sorted(range(len(positions)), key=lambda i: positions[i]))}
-
-    def renamed(terms: Terms) -> Terms:
-        return tuple(sorted((tuple(sorted(names[name] for name in factors)), times) for factors, times in terms))
-
-    ordered = (renamed(terms) if isinstance(terms, tuple) else terms for terms in relation)
-    return tuple(sorted(positions)), tuple(ordered)
+    products = (map(prod, zip(*of, strict=True)) for k in (2, 3) for of in combinations_with_replacement(columns, k))
+    sums = (map(sum, zip(*of, strict=True)) for of in combinations(columns, 2))
+    return all(len(set(of)) > 1 for of in chain(products, sums))
 
 
-def _sizes(count: int) -> Conditions:
-    """So many sizes by their names, without conditions."""
-    return Conditions(tuple(f"n{i}" for i in range(count)))
+def _formulas(
+    call: CapturedGraphs, relation: Relation, sizes: Sequence[int], derived: Mapping[str, int]
+) -> Derived | None:
+    """The formulas of derived sizes, by their values in this call; ``sizes`` are positions among its numbers."""
+    now = tuple(call.numbers[position] for position in sizes)
+    conditions, numbers = lifted(relation, now, now, derived={name: str(value) for name, value in derived.items()})
+    conditions.quotients.clear()  # the values are those of this call only
+    try:
+        return formulas_of(nodes_with(call.call.graphs, numbers[len(call.call.integers) :]), conditions, list(derived))
+    except Exception:  # a fault in fuse must not reach the user: every size is captured
+        return None
+
+
+def _give(formulas: Formulas, calls: Sequence[CapturedGraphs]) -> bool:
+    """Whether formulas give the numbers of all calls, and those of a derived size agree."""
+    positions, relation, derived = formulas
+    conditions = _sizes(len(positions), derived)
+    numbers = conditions.evaluator(relation)
+    choices = [conditions.function(f"{{{', '.join(of)}}}") for of in derived.values()]
+    of_calls = [(one.numbers, [one.numbers[position] for position in positions]) for one in calls]
+    return all(numbers(*sizes) == own and all(len(of(*sizes)) == 1 for of in choices) for own, sizes in of_calls)
+
+
+def _sizes(count: int, derived: Derived | None = None) -> Conditions:
+    """So many sizes by their names, and sizes derived from them, without conditions."""
+    names = tuple(f"n{i}" for i in range(count))
+    return Conditions(names, quotients={name: formulas[0] for name, formulas in (derived or {}).items()})
 
 
 def _small(numbers: Numbers) -> tuple[tuple[int, Any], ...]:
@@ -318,7 +428,7 @@ def _same_constants(one: GraphModule, other: GraphModule) -> bool:
     return all(a is b or (b is not None and a.dtype == b.dtype and torch.equal(a, b)) for a, b in made)
 
 
-def _are_independent_sizes(relation: Relation, calls: Sequence[Numbers]) -> bool:
+def _are_independent_sizes(names: Sequence[str], relation: Relation, calls: Sequence[Numbers]) -> bool:
     """Whether the sizes of these calls vary independently, so that formulas in them are unique.
 
     They do not if a size is a linear combination of others and a constant, of another and their product, or a product
@@ -326,16 +436,17 @@ def _are_independent_sizes(relation: Relation, calls: Sequence[Numbers]) -> bool
     other sizes. These numbers need not be in a graph: the gradient of a mean is divided by 48, which may give a float.
 
     >>> relation = ((("n0",), 1),), ((("n1",), 1),)
-    >>> _are_independent_sizes(relation, [(8, 6), (12, 4), (16, 3), (24, 2)])  # the product is always 48
+    >>> _are_independent_sizes(("n0", "n1"), relation, [(8, 6), (12, 4), (16, 3), (24, 2)])  # the product is always 48
     False
-    >>> _are_independent_sizes(relation, [(8, 6), (12, 4), (16, 5), (24, 2)])
+    >>> _are_independent_sizes(("n0", "n1"), relation, [(8, 6), (12, 4), (16, 5), (24, 2)])
     True
     """
     columns: dict[str, dict[Numbers, None]] = {}  # by size: its values, and the values of size plus a constant
     for terms, column in zip(relation, zip(*calls, strict=True), strict=True):
         if isinstance(terms, tuple):
             ((factors, times), *_) = (term for term in terms if term[0])
-            if abs(times) == 1 and len(factors) == 1 and sum(1 for term in terms if term[0]) == 1:
+            alone = len(factors) == 1 and sum(1 for term in terms if term[0]) == 1
+            if alone and factors[0] in names and abs(times) == 1:
                 columns.setdefault(factors[0], {})[column] = None
     sizes = [next(iter(of)) for of in columns.values()]
     changes = [[float(n - of[0]) for n in of[1:]] for of in sizes]

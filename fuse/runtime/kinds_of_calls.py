@@ -10,7 +10,7 @@ x [1, 1, 64], 7    x [1, 1, 64], 8          one kind: an integer argument counts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -106,7 +106,7 @@ class KindOfCalls:
             self._captured = [*self._captured, *added][-MOST_CAPTURED:]
             groups = list(self._groups())
             made = [common for graphs in groups if (common := generalised(graphs)) is not None]
-            self._common = [common for common in made if self._as_before(common)]
+            self._common = [kept for common in made if (kept := self._as_before(common)) is not None]
             told = {common.members[-1].text for common in self._common}
             untold = bool(self._captured) and self._captured[-1].text not in told
             self._probable = generalised(groups[0], FEWEST_OF_ONE_SIZE - 1) if untold else None
@@ -142,13 +142,20 @@ class KindOfCalls:
             compared = (one for one in self._captured if integers(one) == same)
             yield sorted(compared, key=lambda one: (one.text == text, not one.call.made_up))
 
-    def _as_before(self, common: Generalised) -> bool:
-        """Whether the comparisons of ``forward`` that are known hold for one more member; True if none are known."""
+    def _as_before(self, common: Generalised) -> Generalised | None:
+        """``common``, if the comparisons of ``forward`` that are known hold for one more member.
+
+        If they do not, or if a graph of another text now lies between the members, the same with fewer members; None
+        if there is one between these, too.
+        """
         for before in self._common:
             if before.members[-1].text == common.members[-1].text and before.relation == common.relation:
                 common.programs = before.programs
-                return before.met is None or common.decide(before.met)
-        return True
+                if before.met is None or common.decide(before.met):
+                    return common
+                fewer = replace(before, others=common.others)
+                return fewer if fewer.decide(before.met) else None
+        return common
 
     def give_up(self, common: Generalised) -> None:
         """Drop a generalised graph that cannot be used."""
@@ -180,14 +187,21 @@ class Between:
         return True
 
     @cached_property
+    def all_sizes(self) -> Numbers:
+        """The sizes and those derived from them, of which all numbers are polynomials."""
+        return self.common.all_sizes(*self.sizes)
+
+    @cached_property
     def beyond(self) -> bool:
-        """Whether a size is less, or more, than it was in all captured calls, or between the steps of all of them."""
+        """Whether a size is less, or more, than it was in all captured calls, or between the steps of all of them; or
+        whether an order of numbers is new."""
         bounds = zip(self.sizes, self.common.bounds(), strict=True)
-        return any(not least <= size <= most or (size - least) % step for size, (least, most, step) in bounds)
+        apart = any(not least <= size <= most or (size - least) % step for size, (least, most, step) in bounds)
+        return apart or not self.common.ranges.include_orders(self.sizes)
 
     def is_bounded(self) -> bool:
         """Whether this call probably gets a program without graphs; a kernel may still not serve it."""
-        return self.within and self.common.programs.bounded(self.sizes)
+        return self.within and self.common.programs.bounded(self.all_sizes)
 
     @cached_property
     def programs(self) -> tuple[SizedProgram, ...] | None:
@@ -195,7 +209,7 @@ class Between:
         if not self.within:
             return None
         try:
-            return self.common.programs.at(self.sizes)
+            return self.common.programs.at(self.all_sizes)
         except Exception:  # a fault in fuse must not reach the user
             self.common.programs.give_up()
             return None
@@ -223,10 +237,9 @@ class Between:
             self._add(lambda: (part,))
 
     def ends(self) -> list[Between]:
-        """Calls at the least and at the largest captured sizes, if programs are known for sizes between others only."""
-        least, largest, _ = zip(*self.common.bounds(), strict=True)
-        found = [Between(self.kind, self.common, one) for one in (least, largest)]
-        return [one for one in found if self.common.programs.beyond(one.sizes) and self.common.covers(one.sizes)]
+        """Calls at captured sizes beyond those for which programs are known."""
+        had = [Between(self.kind, self.common, sizes) for sizes in self.common.had()]
+        return [one for one in had if self.common.programs.beyond(one.all_sizes) and self.common.covers(one.sizes)]
 
     def samples(self) -> Iterator[Between]:
         """Further calls between the captured ones, as long as their programs help to make those of later sizes.
@@ -251,7 +264,7 @@ class Between:
 
     def _add(self, parts: Callable[[], tuple[SizedPart, ...]]) -> None:
         try:
-            self.common.programs.learn(self.sizes, parts())
+            self.common.programs.learn(self.all_sizes, parts())
         except Exception:  # a fault in fuse must not reach the user
             self.common.programs.give_up()
 

@@ -24,7 +24,7 @@ class NumberRanges:
         evaluate: computes the numbers from sizes.
         bounds: the least and the largest value of each number.
         orders: pairs of numbers whose ranges overlap, and the sum of ``_LESS``, ``_EQUAL`` and ``_MORE`` for the orders
-            that they had; without pairs that had all of them.
+            that they had; without pairs that were in both orders.
     """
 
     evaluate: Callable[..., Numbers]
@@ -41,21 +41,31 @@ class NumberRanges:
         False
         """
         numbers = self.evaluate(*sizes)
-        if any(not least <= n <= largest for n, (least, largest) in zip(numbers, self.bounds, strict=True)):
-            return False
+        inside = all(least <= n <= largest for n, (least, largest) in zip(numbers, self.bounds, strict=True))
+        return inside and self._are_ordered(numbers)
+
+    def include_orders(self, sizes: Sequence[int]) -> bool:
+        """Whether the numbers for these sizes are in an order that they had, in their ranges or not."""
+        return self._are_ordered(self.evaluate(*sizes))
+
+    def _are_ordered(self, numbers: Numbers) -> bool:
         pairs = ((numbers[one], numbers[other], seen) for one, other, seen in self.orders)
         return all(seen & (_LESS if m < n else _MORE if m > n else _EQUAL) for m, n, seen in pairs)
 
 
 def number_ranges(columns: Sequence[Numbers], evaluate: Callable[..., Numbers]) -> NumberRanges:
     """The ranges and orders of numbers with these values in captured calls."""
-    orders = (order for order in _orders(columns) if order[2] != _LESS + _EQUAL + _MORE)
-    return NumberRanges(evaluate, tuple((min(column), max(column)) for column in columns), tuple(orders))
+    return NumberRanges(evaluate, tuple((min(column), max(column)) for column in columns), tuple(_orders(columns)))
 
 
 def _orders(columns: Sequence[Numbers]) -> Iterator[tuple[int, int, int]]:
-    """Pairs of columns whose ranges overlap, with their orders."""
+    """Pairs of columns whose ranges overlap, with their orders, unless they were in both.
+
+    Such numbers may be equal, too: nothing has depended on which is larger, and code for different numbers is right for
+    equal ones.
+    """
     for (one, a), (other, b) in combinations(enumerate(columns), 2):
         if max(a) >= min(b) and max(b) >= min(a):
             orders = {_LESS if m < n else _MORE if m > n else _EQUAL for m, n in zip(a, b, strict=True)}
-            yield one, other, sum(orders)
+            if not orders >= {_LESS, _MORE}:
+                yield one, other, sum(orders)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain, product
 from typing import Any
 
@@ -27,21 +27,31 @@ CANDIDATES = 24
 
 
 def probe_sizes(
-    bounds: Sequence[tuple[int, int, int]], fits: Callable[[Numbers], bool], numbers: Callable[..., Numbers]
+    bounds: Sequence[tuple[int, int, int]],
+    fits: Callable[[Numbers], bool],
+    all_sizes: Callable[..., Numbers],
+    numbers: Callable[..., Numbers],
+    constants: Set[int],
 ) -> list[Numbers]:
     """Up to two choices of sizes, one in the lower and one in the upper half of the bounds.
 
     Args:
         bounds: the least and the largest value of each size, and the step between values.
         fits: whether the known graphs may serve such sizes.
+        all_sizes: the sizes, and those derived from them, at given sizes.
         numbers: the numbers of a graph at given sizes.
+        constants: those that are the same at all sizes.
     """
+
+    def chances(sizes: Numbers) -> tuple[int, int]:
+        return sum(size in constants for size in all_sizes(*sizes)), _by_chance(sizes, numbers(*sizes))
+
     draw = random.Random(0)
     found: list[Numbers] = []
     for half in range(2):
         tried = [tuple(_drawn(draw, half, *bound) for bound in bounds) for _ in range(CANDIDATES)]
         fitting = filter(fits, dict.fromkeys(tried))
-        found += sorted(fitting, key=lambda sizes: _by_chance(sizes, numbers(*sizes)))[:1]
+        found += sorted(fitting, key=chances)[:1]
     return found
 
 

@@ -47,7 +47,7 @@ def reached(maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between)
     """
     kind, given = beyond.kind, numbers_of(call.leaves)
     first = kind.reaches == MOST_REACHED
-    for choose in (largest_sizes, least_sizes, near_sizes):
+    for choose in (largest_sizes, least_sizes, near_sizes, these_sizes):
         known = kind.between(given)
         if known is None or (known.within and not first):
             return known
@@ -78,10 +78,14 @@ def largest_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers 
 
 
 def least_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
-    """The least sizes that vary. None if no size is below the range (unless ``anyway``), or if those are known."""
-    least = tuple(had - step * ((had - LEAST_LOWERED) // step) for had, _, step in common.bounds())
-    below = any(size < had for size, (had, *_) in zip(sizes, common.bounds(), strict=True))
-    known = all(size == had for size, (had, *_) in zip(least, common.bounds(), strict=True))
+    """The least sizes that vary, with those that operators compute from them. None if no size is below the range
+    (unless ``anyway``), or if those are known."""
+    bounds = common.bounds()
+    least = tuple(had - step * ((had - LEAST_LOWERED) // step) for had, _, step in bounds)
+    while not common.are_told(least) and least != tuple(had for had, *_ in bounds):
+        least = tuple(min(size + step, had) for size, (had, _, step) in zip(least, bounds, strict=True))
+    below = any(size < had for size, (had, *_) in zip(sizes, bounds, strict=True))
+    known = all(size == had for size, (had, *_) in zip(least, bounds, strict=True))
     return least if (below or anyway) and not known else None
 
 
@@ -98,6 +102,13 @@ def near_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | N
             down = step * min(size // (2 * step), (size - LEAST_LOWERED) // step)
             found.append(size - down if size < least else size)
     return None if tuple(found) == sizes else tuple(found)
+
+
+def these_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
+    """``sizes`` themselves, whose numbers are in an order that no captured call had: later calls may have it, too. None
+    if they are served, if their formulas differ, or if one is too small."""
+    large = all(size >= LEAST_LOWERED for size in sizes)
+    return sizes if large and common.are_told(sizes) and not common.covers(sizes) else None
 
 
 def _moved_up(size: int, largest: int, step: int, distance: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -66,6 +66,36 @@ def resized(graphs: Sequence[GraphModule], numbers: Numbers) -> tuple[GraphModul
     first = next(iter(graphs[0].graph.nodes))
     copier = _Copier(iter(numbers), FakeRunner(mode_of(first.meta["val"])))
     return tuple(_copied(graph, copier) for graph in graphs)
+
+
+@dataclass(frozen=True)
+class NodeNumbers:
+    """A node with other numbers: its arguments, and the sizes of the tensors that it computes."""
+
+    node: Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sizes: tuple[tuple[int, ...], ...]
+
+
+def nodes_with(graphs: Sequence[GraphModule], numbers: Numbers) -> Iterator[NodeNumbers]:
+    """The nodes of graphs, of the graphs that they call and of those that compute constants, with these numbers in the
+    order of :func:`spelled_graphs`."""
+    rest = iter(numbers)
+
+    def take(_: Any) -> Any:
+        return next(rest)
+
+    for graph in graphs:
+        signature: Signature = graph.meta["signature"]
+        origins = (_walked(spec.origin, None) for spec in signature.inputs if spec.origin is not None)
+        for part, extra in chain(_walked(graph, _extra_of_signature(signature)), *origins):
+            for node in part.graph.nodes:
+                given = [mapped(one, take if varies else itself) for one, varies in arguments_of(node)]
+                made = [mapped(one, take) for one in parts_of(node.meta.get("val")) if isinstance(one, Tensor)]
+                kwargs = dict(zip(node.kwargs, given[len(node.args) :], strict=True))
+                yield NodeNumbers(node, tuple(given[: len(node.args)]), kwargs, tuple(tuple(one.shape) for one in made))
+            mapped(extra, take)
 
 
 def _copied(graph: GraphModule, copier: _Copier) -> GraphModule:

@@ -26,7 +26,7 @@ from fuse.graph.signature import Signature
 from fuse.kernel.extents import Conditions
 from fuse.kernel.polynomials import Terms
 from fuse.kernel.region_text import Numbers
-from fuse.runtime.fitting import MOST_SIZES, determine, fewest_samples, polynomial_through
+from fuse.runtime.fitting import MOST_SIZES, Samples, fewest_samples
 from fuse.runtime.guards import picker
 from fuse.runtime.program import Program
 from fuse.runtime.resized import NotResized
@@ -36,7 +36,7 @@ from fuse.runtime.sized_constants import Constants, constant_numbers, sized_cons
 from fuse.runtime.steps import kernels_of
 from fuse.runtime.wiring import Wiring, wiring_of
 
-MOST_SAMPLES = 24
+MOST_SAMPLES = 48
 """Most samples of one outline that are kept, and most calls whose graphs are resized only to be samples."""
 
 Outline = tuple[Hashable, ...]
@@ -109,9 +109,11 @@ class _Template:
 class SizedPrograms:
     """The samples and the templates of a generalised graph, by outline.
 
+    Sizes are those of the arguments, of which there are ``free``, and then those that operators compute from them.
     ``learnt``: calls of resized graphs that were added. ``_refuted``: outlines in which some number is no polynomial.
     """
 
+    free: int
     learnt: int = 0
     _learnt: set[Numbers] = field(default_factory=set)
     _samples: dict[Outline, list[_Sample]] = field(default_factory=dict)
@@ -164,9 +166,10 @@ class SizedPrograms:
             samples = self._samples.setdefault(outline, [])
             samples.append(sample)
             del samples[:-MOST_SAMPLES]
-            if not _suffice(samples):
+            known_at = Samples(tuple(one.sizes for one in samples), self.free)
+            if len(samples) < fewest_samples(len(sizes)) or not known_at.determine():
                 return
-            made = _template(parts, samples, tuple(map(len, constants)))
+            made = _template(parts, samples, known_at, tuple(map(len, constants)))
             del self._samples[outline]
         if made is not None:
             self._templates[outline] = made
@@ -175,20 +178,16 @@ class SizedPrograms:
             self.learnt = MOST_SAMPLES
 
 
-def _suffice(samples: Sequence[_Sample]) -> bool:
-    """Whether polynomials follow from samples."""
-    sizes = [one.sizes for one in samples]
-    return len(sizes) >= fewest_samples(len(sizes[0])) and determine(sizes)
-
-
-def _template(parts: tuple[SizedPart, ...], samples: Sequence[_Sample], constants: tuple[int, ...]) -> _Template | None:
+def _template(
+    parts: tuple[SizedPart, ...], samples: Sequence[_Sample], known_at: Samples, constants: tuple[int, ...]
+) -> _Template | None:
     """The template of calls with the outline of ``parts``; None if a number is no polynomial."""
-    had = [one.sizes for one in samples]
+    had = known_at.sizes
     columns = list(zip(*(one.numbers for one in samples), strict=True))
     formulas: dict[tuple[Any, ...], Terms] = {}
     for column in columns:
         if column not in formulas:
-            terms = polynomial_through(column, had)
+            terms = known_at.polynomial_through(column)
             if terms is None:
                 return None
             formulas[column] = terms

@@ -1,0 +1,128 @@
+"""Sizes that operators compute by a division are known at other sizes: strided convolutions, pools, windows."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuse
+from tests.fuzz.layers import first_wrong
+from tests.fuzz.sizes import WIDTH, Model, infer, train
+from tests.runtime.test_reaching import captures  # noqa: F401  (a fixture)
+
+
+class Speech(nn.Module):
+    """Two strided convolutions, a layer over what is left, and a pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(WIDTH, 12, 3, stride=2, padding=1)
+        self.second = nn.Conv1d(12, 12, 5, stride=3)
+        self.last = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.second(F.gelu(self.first(x.transpose(1, 2))))).transpose(1, 2)
+        return torch.log_softmax(self.last(y - y.mean(1, keepdim=True)), -1)
+
+
+class Image(nn.Module):
+    """Convolutions and a pool over an image of any height and width; ``rounds_up``: the pool's last window may end
+    outside."""
+
+    def __init__(self, rounds_up: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 12, 3, 2, 1), nn.Conv2d(12, 10, 3, 2, 1)
+        self.rounds_up = rounds_up
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.max_pool2d(torch.relu(self.first(x)), 2, ceil_mode=self.rounds_up)
+        return torch.relu(self.second(y)).mean((2, 3))
+
+
+def _called(model: nn.Module, sizes: list[tuple[int, ...]], training: bool = False) -> None:
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for size in sizes:
+        (train if training else infer)(model, double, fused, torch.randn(size))
+        assert not fused.last_run.fallbacks
+
+
+def _pairs(count: int) -> list[tuple[int, ...]]:
+    draw = random.Random(0)
+    return [(draw.randint(2, 9), draw.randint(50, 150), WIDTH) for _ in range(count)]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_strided_convolutions_of_any_length_are_captured_at_few(
+    training: bool,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    torch.manual_seed(0)
+    _called(Speech().train(training), _pairs(30), training)
+    assert len(captures) <= 20
+
+
+def test_images_of_any_height_and_width_are_captured_at_few(
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    _called(Image().eval(), [(draw.randint(2, 5), 3, draw.randint(24, 80), draw.randint(24, 80)) for _ in range(40)])
+    assert len(captures) <= 20
+
+
+def test_pools_that_round_up_have_no_formula(
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    sizes = {(2, 3, draw.randint(24, 80), draw.randint(24, 80)): None for _ in range(12)}
+    _called(Image(rounds_up=True).eval(), list(sizes))
+    assert len(captures) >= len(sizes)
+
+
+def every_other(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(m.first(x))[::2].softmax(-1)
+
+
+def overlapping(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(m.first(x).unfold(0, 8, 4)).sum(-1)
+
+
+@pytest.mark.parametrize(("function", "training"), [(every_other, False), (overlapping, False), (overlapping, True)])
+def test_windows_and_every_other_row_are_captured_at_few(
+    function: Callable[[Model, Tensor], Tensor],
+    training: bool,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    lengths = [(draw.randint(20, 90), draw.randint(2, 7), WIDTH) for _ in range(30)]
+    _called(Model(function).train(training), lengths, training)
+    assert len(captures) <= 14
+
+
+def two_roundings(m: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = m.first(x)
+    return torch.tanh(y[2::4] * 2), torch.tanh(y.unfold(0, 4, 4)).sum(-1)
+
+
+def test_sizes_that_were_equal_are_apart_where_their_formulas_differ(
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """(length + 1) // 4 rows and length // 4 windows: they are equal at the first lengths, and differ at 47."""
+    _called(Model(two_roundings).eval(), [(n, 3, WIDTH) for n in (21, 30, 44, 53, 70, 61, 36, 45, 46, 47, 51, 63, 49)])
+    assert any(shape[0] == 47 for shape in captures)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_layers_at_random_sizes(
+    seed: int,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    assert first_wrong(seed, calls=14) is None
