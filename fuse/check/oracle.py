@@ -268,11 +268,13 @@ def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[CallOutcome,
     else:
         with CountingMode() as counting:
             values, launches = compiled.program.run(tensors)
+        if compiled.effects is not None:
+            compiled.effects(tensors)
         result = compiled.rebuild(values, (*tensors, *containers))
     if compiled.learning is not None:
         _, result = result
     if compiled.carried:
-        result = compiled.carried.assign(result, containers)
+        result = compiled.carried.assign(result, containers, tensors)
     if compiled.training is not None:
         _backward(result)
     native = Launches.unpack(launches)
@@ -280,13 +282,15 @@ def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[CallOutcome,
     return outcome_of(result, call, gradients_of(call)), counted
 
 
-def _memory(call: CheckCall) -> dict[str, Tensor]:
-    return {name: _bytes(t).clone() for name, t in call.tensors().items()}
+def _memory(call: CheckCall) -> dict[str, tuple[Tensor, Tensor]]:
+    """The memory of each tensor, and a copy of its contents."""
+    return {name: (t.data, _bytes(t).clone()) for name, t in call.tensors().items()}
 
 
-def _restore(tensors: Mapping[str, Tensor], memory: Mapping[str, Tensor]) -> None:
+def _restore(tensors: Mapping[str, Tensor], memory: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     for name, tensor in tensors.items():
-        _bytes(tensor).copy_(memory[name])
+        tensor.data, contents = memory[name]
+        _bytes(tensor).copy_(contents)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

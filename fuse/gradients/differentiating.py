@@ -125,7 +125,7 @@ class _Replay(ReplayRecorder):
                 raise NotReversible("a result shares other memory when the call runs again")
             if spec.kind == "graph" and _lies(spec, joint.forward) != _lies(was, self.recorded.forward):
                 raise NotReversible("a result has other strides when the call runs again")
-            outputs[i] = spec
+            outputs[i] = replace(spec, parameter=was.parameter)
         positions = [index for (kind, _), index in memory.items() if kind == "graph"]
         if len(set(positions)) < len(positions):
             raise NotReversible("results share memory when the call runs again")

@@ -32,10 +32,11 @@ class BackwardInput:
     """The meaning of a placeholder of a backward graph.
 
     ``saved``: output ``index`` of the forward graph; ``input``: placeholder ``index`` of the forward graph;
+    ``written``: the same, as the backward pass finds its tensor, which the call writes or gives other memory;
     ``tangent``: the gradient of leaf ``index`` of the model's result.
     """
 
-    kind: Literal["saved", "input", "tangent"]
+    kind: Literal["saved", "input", "written", "tangent"]
     index: int
 
 
@@ -48,6 +49,7 @@ def split_backward(
     forward: GraphModule,
     output: Node,
     tangents: Mapping[int, Node],
+    written: Mapping[Node, int],
     gradients: Sequence[Node],
     dispatches: Any,
     modules: nn.Module,
@@ -55,7 +57,8 @@ def split_backward(
 ) -> tuple[GraphModule, tuple[BackwardInput, ...]]:
     """Move everything behind the node ``output`` of ``forward`` into a graph of its own.
 
-    The forward values that it reads are added to ``output``, except those that ``again`` recomputes.
+    The forward values that it reads are added to ``output``, except those that ``again`` recomputes. ``written``: nodes
+    behind ``output`` that stand for inputs as the backward pass finds them.
     """
     later = _after(output)
     needed = dict.fromkeys(sorted(cone(gradients, set(later).__contains__)))
@@ -77,6 +80,9 @@ def split_backward(
     for gradient in gradients:
         if gradient not in needed:
             backward.require(root_of(gradient))
+    for node, position in written.items():
+        if node in needed:
+            backward.placeholder(node, BackwardInput("written", position))
     for position, tangent in tangents.items():
         backward.placeholder(tangent, BackwardInput("tangent", position))
     for node in (*run_again, *needed):

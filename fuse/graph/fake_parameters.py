@@ -80,10 +80,10 @@ def with_fake_parameters(model: nn.Module, fake_of: Callable[[Tensor], Tensor]) 
 
     def assigned() -> list[Change]:
         found = [change for _, _, _, held in placed for change in changes(held, lambda now, then: now is fake_of(then))]
-        return [replace(change, whole=change.whole and change.attribute in buffers) for change in found]
+        return [replace(change, whole=change.whole and change.attribute in registered) for change in found]
 
     modules = list(model.named_modules())
-    buffers = {Attribute(path, name) for path, module in modules for name in module._buffers}
+    registered = {Attribute(path, name) for path, module in modules for name in (*module._buffers, *module._parameters)}
     try:
         for path, module in modules:
             for name in _REGISTRIES:

@@ -198,8 +198,9 @@ class FakeRunner:
         return self.known_metadata[id(tensor)]
 
     def forget(self, tensor: Tensor) -> None:
-        """Drop the metadata of ``tensor``, whose shape is about to change in place."""
+        """Drop the metadata of ``tensor``, whose shape or memory is about to change."""
         self.known_metadata.pop(id(tensor), None)
+        self._plain.pop(id(tensor), None)
 
     def part(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
         """The result of ``select`` or ``slice``; None if torch must compute it."""

@@ -17,7 +17,8 @@ from fuse.graph.signature import InputSpec, Signature, held_tensor
 def freeze(graph: GraphModule, model: nn.Module) -> None:
     """Turn the model's tensors that the call does not write into constants with their present values."""
     signature: Signature = graph.meta["signature"]
-    written = {mutation.input_index for mutation in signature.mutations}
+    written = {mutation.input_index for mutation in signature.mutations} | set(signature.reassigned)
+    written |= {one.input_index for one in signature.reshaped}
     returned = {output.index for output in signature.outputs if output.kind == "input"}
     inputs = list(signature.inputs)
     for index, spec in enumerate(inputs):

@@ -31,16 +31,19 @@ from fuse.graph.aliases import View
 from fuse.graph.backward_graph import BackwardInput, root_of, split_backward
 from fuse.graph.capture import prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
+from fuse.graph.fakes import fake_like
 from fuse.graph.freed_graphs import GraphFreed, is_freed, is_freed_error
 from fuse.graph.mutated_attributes import Plan, settled
+from fuse.graph.naming import identifier
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.python_generators import generators_unmoved
+from fuse.graph.reassigning import Assign
 from fuse.graph.recomputing import recomputed
 from fuse.graph.recorder import Recorder
 from fuse.graph.result_structure import flatten_result
-from fuse.graph.saved_by_autograd import reads_overwritten
+from fuse.graph.saved_by_autograd import autograd_nodes, reads_overwritten
 from fuse.graph.short_graphs import StepsNeeded
-from fuse.graph.signature import Attribute, Dispatch, OutputSpec
+from fuse.graph.signature import Attribute, Dispatch, OutputSpec, Signature
 from fuse.graph.sources import user_line
 from fuse.graph.strides import contiguous_strides, is_dense
 
@@ -151,7 +154,8 @@ class JointRecorder(Recorder):
             self._put_back(forward)
         self._refuse_effects(forward)
         outputs: tuple[OutputSpec, ...] = forward.meta["signature"].outputs
-        requires_grad = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and self._needs_gradient(i)]
+        trained = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and spec.parameter is None]
+        requires_grad = [i for i in trained if self._needs_gradient(i)]
         if self.frees:
             requires_grad = self._without_freed(forward, requires_grad)
         inputs = [i for i, fake in enumerate(self.inputs.placeholders) if fake.requires_grad]
@@ -182,6 +186,7 @@ class JointRecorder(Recorder):
         count = len(self.dispatches)
         output = forward.graph.output_node()
         tangents = {i: self._tangent(i) for i in requires_grad}
+        written = self._written(forward)
         with self._recording("backward", contextlib.nullcontext()), without_autocast():
             found = self._gradients(inputs, tangents)
         self.functional.settle()
@@ -196,6 +201,7 @@ class JointRecorder(Recorder):
             forward,
             output,
             tangents,
+            written,
             list(values.values()),
             tuple(self.dispatches[count:]),
             self.modules,
@@ -204,8 +210,7 @@ class JointRecorder(Recorder):
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs.specs)))
         own = has_own_gradients(self.leaves)
-        trained = frozenset(requires_grad)
-        return Joint(forward, backward, given, gradients, trained, own_gradients=own, eagers=eagers)
+        return Joint(forward, backward, given, gradients, frozenset(requires_grad), own_gradients=own, eagers=eagers)
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -363,6 +368,31 @@ class JointRecorder(Recorder):
         self.functional.add_input(tangent, node, None)
         return node
 
+    def _written(self, forward: GraphModule) -> dict[Node, int]:
+        """New nodes for the inputs that the call writes or gives other memory, as the backward pass reads them.
+
+        Autograd saves the tensor objects, not their values. What it reads of them is what they hold then, as another
+        call may have left it, unless their versions tell that they were written.
+        """
+        signature: Signature = forward.meta["signature"]
+        positions = {mutation.input_index for mutation in signature.mutations} | set(signature.reassigned)
+        if any(one.input_index in positions for one in signature.reshaped):
+            raise CaptureError("forward writes an argument, and changes its shape in place")
+        found: dict[Node, int] = {}
+        for i in sorted(positions):
+            fake = self.inputs.placeholders[i]
+            node = add_placeholder(self.graph, f"{identifier(self.inputs.specs[i].name)}_later")
+            node.meta.update(val=fake_like(fake, fake.stride()), source="")
+            self.functional.read_later(fake, node)
+            found[node] = i
+        return found
+
+    def _assign_data(self, tensor: Tensor, other: Tensor, assign: Assign) -> None:
+        self.cut_off = True  # gradients read the object later, which operators do not show
+        if tensor.requires_grad and id(tensor) in self.inputs.data and not self.inputs.data[id(tensor)].is_leaf:
+            self.unfollowed = "it has a gradient function"
+        super()._assign_data(tensor, other, assign)
+
     def _refuse_views(self, op: OpOverload, tensor: Tensor) -> None:
         """Refuse an in-place change of the shape of a tensor that is a view, or has views.
 
@@ -370,6 +400,8 @@ class JointRecorder(Recorder):
         shape.
         """
         self.functional.whole()
+        if id(tensor) in self.inputs.data:
+            raise CaptureError(f"{op} at {user_line()} changes the shape of an input that needs gradients")
         own = self.functional.aliases.get(id(tensor))
         same = (alias.tensor for alias in self.functional.aliases.values() if own is None or alias.base is own.base)
         if tensor._is_view() or any(other._base is tensor for other in same):
@@ -380,14 +412,20 @@ class JointRecorder(Recorder):
     def _refuse_effects(self, forward: GraphModule) -> None:
         """Refuse effects of the call on autograd's state, which its graph would not repeat."""
         for mutation in forward.meta["signature"].mutations:
-            if self.inputs.placeholders[mutation.input_index].requires_grad:
-                name = self.inputs.specs[mutation.input_index].name
-                raise CaptureError(f"forward writes {name}, which needs gradients")
+            if (fake := self.inputs.placeholders[mutation.input_index]).requires_grad:
+                self.cut_off = True
+                if not (fake.is_leaf and self.inputs.data[id(fake)].is_leaf):  # autograd sees no write to a leaf
+                    name = self.inputs.specs[mutation.input_index].name
+                    raise CaptureError(f"forward writes {name}, which needs gradients")
+        made = {id(leaf) for leaf in self.leaves if isinstance(leaf, nn.Parameter)}
+        made -= set(map(id, self.inputs.placeholders))
+        if made and any(id(getattr(node, "variable", None)) in made for node in autograd_nodes(self.leaves)):
+            raise CaptureError("the result has a gradient with respect to a parameter that forward makes")
         if any(alias.tensor._backward_hooks or alias.tensor.retains_grad for alias in self.functional.aliases.values()):
             raise CaptureError("forward registers a hook on a tensor; a graph cannot hold that")
         needing: dict[int, bool] = {}
         for fake in self.inputs.placeholders:
-            storage = fake.untyped_storage()._cdata
+            storage = self.functional.former.get(id(fake), fake).untyped_storage()._cdata
             if storage in needing and (fake.requires_grad or needing[storage]):
                 raise CaptureError("two inputs share memory, and one needs gradients")
             needing[storage] = fake.requires_grad

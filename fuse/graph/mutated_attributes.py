@@ -211,12 +211,18 @@ class _Slot:
     given: Any = None
 
     def __post_init__(self) -> None:
-        self.is_buffer = self._registered() is not ABSENT
+        self.registry = registry_of(self.module, self.attribute.name)
+
+    def takes(self, value: Any) -> bool:
+        """Whether assigning ``value`` leaves the attribute in its registry, or outside of registries."""
+        if self.registry == "_parameters":
+            return value is None or isinstance(value, nn.Parameter)
+        return not isinstance(value, (nn.Module, nn.Parameter))
 
     def assign(self, value: Any) -> None:
         self.now, self.assigned = value, True
-        if self.is_buffer:
-            self.module.__dict__["_buffers"][self.attribute.name] = value
+        if self.registry:
+            self.module.__dict__[self.registry][self.attribute.name] = value
 
     def seen(self, as_input: AsInput) -> Any:
         """The present value, as ``forward`` sees it. A number becomes an input when it is first read."""
@@ -226,11 +232,10 @@ class _Slot:
         return self.now
 
     def is_bypassed(self) -> bool:
-        """Whether the module's registry of buffers was changed under this name without assigning the attribute."""
-        return self._registered() is not (self.now if self.is_buffer else ABSENT)
-
-    def _registered(self) -> Any:
-        return self.module.__dict__["_buffers"].get(self.attribute.name, ABSENT)
+        """Whether a registry of the module was changed under this name without assigning the attribute."""
+        registry = registry_of(self.module, self.attribute.name)
+        changed = registry and self.module.__dict__[registry][self.attribute.name] is not self.now
+        return registry != self.registry or bool(changed)
 
 
 @dataclass(eq=False)
@@ -286,7 +291,7 @@ class Overlay:
             yield
             for slot in slots:
                 if slot.is_bypassed():
-                    self.trouble = f"forward writes {slot.attribute} into the registry of buffers directly"
+                    self.trouble = f"forward writes {slot.attribute} into a registry of its module directly"
         finally:
             for key, module in modules.items():
                 object.__setattr__(module, "__class__", classes[key])
@@ -346,7 +351,7 @@ class Overlay:
 
     def _slot(self, attribute: Attribute, fake_of: Callable[[Tensor, str], Tensor]) -> _Slot:
         module = self.model.get_submodule(attribute.owner)
-        value = current(module, attribute.name)
+        value = _real(module, attribute.name)
         if not (attribute.entries and type(value) is dict) and (custom := custom_method(type(module))):
             raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
         if attribute.entries and type(value) not in (dict, list):
@@ -372,14 +377,34 @@ class Overlay:
         return _Slot(attribute, module, old, was=_contents(old), now=old, given=old)
 
 
+REGISTRIES = ("_buffers", "_parameters")
+
+
+def registry_of(module: nn.Module, name: str) -> str:
+    """The registry of ``module`` that has the attribute ``name``; empty if none has.
+
+    >>> registry_of(nn.Linear(1, 1), "weight"), registry_of(nn.Linear(1, 1), "in_features")
+    ('_parameters', '')
+    """
+    return next((registry for registry in REGISTRIES if name in module.__dict__[registry]), "")
+
+
 def current(module: nn.Module, name: str) -> Any:
-    """The attribute or buffer called ``name``, or :data:`ABSENT`.
+    """The attribute, buffer or parameter called ``name``, or :data:`ABSENT`.
 
     >>> current(nn.Linear(1, 1), "in_features"), current(nn.Linear(1, 1), "out")
     (1, no attribute)
     """
     held = module.__dict__
-    return held[name] if name in held else held["_buffers"].get(name, ABSENT)
+    if name in held:
+        return held[name]
+    return held["_buffers"][name] if name in held["_buffers"] else held["_parameters"].get(name, ABSENT)
+
+
+def _real(module: nn.Module, name: str) -> Any:
+    """As :func:`current`, but no fake tensor of the capture."""
+    registry = module.__dict__.get(registry_of(module, name))
+    return registry.real[name] if isinstance(registry, FakeRegistry) else current(module, name)
 
 
 def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Overlay) -> type:
@@ -402,21 +427,44 @@ def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Over
         if name in slots and self is module and threading.get_ident() == thread:
             if slots[name].attribute.entries:
                 overlay.trouble = f"forward assigns the list {slots[name].attribute}, and changes its items"
-            if isinstance(value, (nn.Module, nn.Parameter)):
+            if not slots[name].takes(value):
                 overlay.trouble = f"forward assigns {slots[name].attribute} a {type(value).__name__}"
             slots[name].assign(value)
         else:
             cls.__setattr__(self, name, value)
+
+    def register_buffer(self: Any, name: str, tensor: Any, persistent: bool = True) -> None:
+        if again(self, name, "_buffers", tensor) and persistent is (name not in self._non_persistent_buffers_set):
+            slots[name].assign(tensor)
+        else:
+            cls.register_buffer(self, name, tensor, persistent)
+
+    def register_parameter(self: Any, name: str, param: Any) -> None:
+        if again(self, name, "_parameters", param):
+            slots[name].assign(param)
+        else:
+            cls.register_parameter(self, name, param)
+
+    def again(self: Any, name: str, registry: str, value: Any) -> bool:
+        """Whether ``value`` is registered where another one is already, by torch's own method."""
+        mine = name in slots and self is module and threading.get_ident() == thread
+        return mine and slots[name].registry == registry and _may_be_registered(slots[name], value)
 
     def __delattr__(self: Any, name: str) -> None:
         if name in slots and self is module and threading.get_ident() == thread:
             overlay.trouble = f"forward deletes the attribute {slots[name].attribute}"
         cls.__delattr__(self, name)
 
-    members = {f.__name__: f for f in (__getattribute__, __setattr__, __delattr__)}
+    members: dict[str, Any] = {f.__name__: f for f in (__getattribute__, __setattr__, __delattr__)}
+    if (cls.register_buffer, cls.register_parameter) == (nn.Module.register_buffer, nn.Module.register_parameter):
+        members |= {"register_buffer": register_buffer, "register_parameter": register_parameter}
     described = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     made: type = type(cls)(cls.__name__, (cls,), {**members, **described, "__slots__": ()})
     return made
+
+
+def _may_be_registered(slot: _Slot, value: Any) -> bool:
+    return value is None or (isinstance(value, Tensor) and slot.takes(value))
 
 
 def custom_method(cls: type) -> str:

@@ -52,9 +52,14 @@ def named_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
 def names_of_state(model: nn.Module, mutated: Sequence[Attribute]) -> dict[int, tuple[str, str]]:
     """``id`` of each parameter and buffer -> its kind and name, without the ``mutated`` attributes."""
     others = {str(attribute) for attribute in mutated}
-    named = {id(t): ("buffer", name) for name, t in model.named_buffers() if name not in others}
-    named.update({id(t): ("parameter", name) for name, t in model.named_parameters()})
-    return named
+    buffers, parameters = (
+        {id(t): (kind, name) for name, t in reversed(list(tensors)) if name not in others}
+        for kind, tensors in (
+            ("buffer", model.named_buffers(remove_duplicate=False)),
+            ("parameter", model.named_parameters(remove_duplicate=False)),
+        )
+    )
+    return buffers | parameters
 
 
 def identifier(name: str) -> str:

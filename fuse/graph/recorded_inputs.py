@@ -26,7 +26,7 @@ from fuse.graph.drawn_numbers import LARGEST_CHOICES
 from fuse.graph.functional import Functionalizer
 from fuse.graph.naming import identifier
 from fuse.graph.outputs import add_placeholder
-from fuse.graph.signature import InputSpec
+from fuse.graph.signature import InputSpec, Reshaping
 from fuse.graph.sources import user_line
 
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -148,6 +148,22 @@ class RecordedInputs:
 
     def is_fake_of(self, tensor: Tensor, real: Tensor) -> bool:
         return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
+
+    def reassigned(self) -> tuple[int, ...]:
+        """The placeholders whose tensors got other memory."""
+        changed = self.functional.former.keys() - {id(fake) for fake, _, _ in self.functional.reshaped}
+        return tuple(i for i, fake in enumerate(self.placeholders) if id(fake) in changed)
+
+    def reshaped(self) -> tuple[Reshaping, ...]:
+        """The changes of shapes of inputs."""
+        positions = {id(fake): i for i, fake in enumerate(self.placeholders)}
+        return tuple(Reshaping(positions[id(fake)], op, args) for fake, op, args in self.functional.reshaped)
+
+    def raised(self) -> tuple[tuple[int, int], ...]:
+        """The inputs whose versions ``forward`` raised, and how often, without changes of their shapes."""
+        reshaped = [id(fake) for fake, _, _ in self.functional.reshaped]
+        times = [fake._version - reshaped.count(id(fake)) for fake in self.placeholders]
+        return tuple((i, count) for i, count in enumerate(times) if count)
 
     def drawn(self, number: int | float, draw: int) -> Node:
         """A random number that Python draws as an input."""

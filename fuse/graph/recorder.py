@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
-from fuse.graph import dtype_numbers, functional_forms, probing
+from fuse.graph import dtype_numbers, probing
 from fuse.graph.arguments import named_leaves
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
@@ -53,12 +53,13 @@ from fuse.graph.inference import InferenceModes, inference_followed
 from fuse.graph.learned import Learning
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
 from fuse.graph.naming import argument_name, named_arguments, names_of_state, parameter_names
+from fuse.graph.new_parameters import subclasses_refused
 from fuse.graph.outputs import finished
 from fuse.graph.packed_sequences import packed_by_masks
 from fuse.graph.reachable_state import reached_by
 from fuse.graph.read_methods import reads_followed
 from fuse.graph.read_numbers import WantsPlain
-from fuse.graph.reassigning import reassignments_noted
+from fuse.graph.reassigning import Assign, obstacle, reassignments_followed
 from fuse.graph.recorded_inputs import RecordedInputs, tensor_of
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.repeated_calls import RepeatedCalls
@@ -101,7 +102,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             self.functional.shorten()
         self.repeated = RepeatedCalls(self.functional, self.fakes)
         self.dispatches: list[Dispatch] = []
-        self.reassigned = False  # whether a tensor got other memory without an operator
+        self.unfollowed = ""  # why a tensor that got other memory is not followed
         self.packs = False  # whether the call has a packed sequence
         self.inputs = RecordedInputs(self.graph, self.functional, fake_mode, names_of_state(model, plan.attributes))
         self.reader = Reader(self.functional, fake_mode, self.inputs, plan.plain_reads, self.gradients, self.dispatches)
@@ -164,11 +165,30 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
     @contextlib.contextmanager
     def _read_state(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """A context in which the model's state is fake, and reads of values are followed."""
-        with self._fake_state(arguments), reads_followed(self.reader), reassignments_noted(self._reassigned):
+        with (
+            self._fake_state(arguments),
+            reads_followed(self.reader),
+            reassignments_followed(self._assign_data, self._swapped),
+            subclasses_refused(),
+        ):
             yield
 
-    def _reassigned(self) -> None:
-        self.reassigned = True
+    def _swapped(self) -> None:
+        self.unfollowed = "swapped with another"
+
+    def _assign_data(self, tensor: Tensor, other: Tensor, assign: Assign) -> None:
+        """Follow ``tensor.data = other``."""
+        if id(tensor) not in self.inputs.data or any(one is tensor for one, _, _ in self.functional.reshaped):
+            self.unfollowed = "it is no input of the call"
+        elif reason := obstacle(tensor, other):
+            self.unfollowed = reason
+        if self.unfollowed:
+            assign(tensor, other)
+            return
+        self.inputs.known(tensor)
+        other = self.inputs.known(other)
+        with self.fakes.aside():
+            self.functional.rebind(tensor, other, assign)
 
     @contextlib.contextmanager
     def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
@@ -294,7 +314,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         result = self.containers.replaced(result)
         if changed is None and any(isinstance(leaf, GivenContainer) for leaf in flatten_result(result)[0]):
             changed = self.changed_containers = ChangedContainers(())
-        if not overlay.slots and changed is None:
+        if not overlay.slots and changed is None and not self.inputs.reassigned():
             return result
         overlay.refuse_counts(result)
         leaves = overlay.leaves()
@@ -307,7 +327,10 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
                 if id(fake) not in positions:
                     raise CaptureError("forward assigns and reads an attribute in a way that cannot be followed")
                 self.inputs.specs[i] = replace(spec, index=positions[id(fake)])
-        return result, overlay.assigned(), self.containers.new_contents(changed.changed if changed else ())
+        contents = self.containers.new_contents(changed.changed if changed else ())
+        with self.fakes.aside():
+            data = tuple(self.functional.detached(self.inputs.placeholders[i]) for i in self.inputs.reassigned())
+        return result, overlay.assigned(), contents, data
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
@@ -365,7 +388,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             del self.dispatches[count:]
             self.dispatches.append(Dispatch(op, args, kwargs, result, source))
             return result
-        result = functional_forms.record(self.functional, op, args, kwargs, lambda: self._run(op, args, kwargs))
+        result = self.functional.record(op, args, kwargs, lambda: self._run(op, args, kwargs))
         self.reader.recorded(op, args, kwargs, result)
         if reason := dtype_numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
@@ -400,8 +423,10 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.functional.settle()
         leaves, out_spec = flatten_result(result)
         self.functional.ask_for([self.inputs.known(leaf) for leaf in leaves if isinstance(leaf, Tensor)])
-        if self.reassigned:
-            raise CaptureError("forward assigns the .data of a tensor, or swaps it; a graph cannot hold that")
+        if self.unfollowed:
+            raise CaptureError(
+                f"forward assigns the .data of a tensor, or swaps it ({self.unfollowed}); a graph cannot hold that"
+            )
         found = ResultLeaves(self.functional, self.inputs.placeholders, self.inputs.known, self.numbers, self.gradients)
         outputs, mutations = found.outputs(leaves), found.mutations()
         module = finished(self.graph, found.values, self.modules)
@@ -419,6 +444,9 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             self.inference.is_whole(),
             self.changed_containers,
             self.drawn.found(),
+            self.inputs.reassigned(),
+            self.inputs.reshaped(),
+            self.inputs.raised(),
         )
         return module
 

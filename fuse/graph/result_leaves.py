@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse.errors import CaptureError
+from fuse.graph.aliases import Alias
 from fuse.graph.freed_graphs import is_freed
 from fuse.graph.functional import Functionalizer
+from fuse.graph.new_parameters import parameter_of
 from fuse.graph.read_numbers import is_number, node_of
 from fuse.graph.result_structure import GivenContainer, is_constant
 from fuse.graph.signature import Advance, Layout, Mutation, OutputSpec
@@ -56,9 +58,9 @@ class ResultLeaves:
         """The inputs that the call writes."""
         found = []
         for index, fake in enumerate(self.placeholders):
-            base = self.functional.aliases[id(fake)].base
+            base = self._before(fake).base
             if base.version and base.input_index == index:
-                found.append(Mutation(index, len(self.values), fake._version))
+                found.append(Mutation(index, len(self.values)))
                 self.values.append(base.node)
         return tuple(found)
 
@@ -75,13 +77,16 @@ class ResultLeaves:
                 )
             return OutputSpec("python", value=leaf)
         leaf = self.known(leaf)
+        if id(leaf) in self.functional.former:
+            return OutputSpec("input", next(i for i, p in enumerate(self.placeholders) if p is leaf))
         base = self.functional.aliases[id(leaf)].base
         if leaf is not base.root and (leaf.dtype, _lazy(leaf)) != (base.root.dtype, _lazy(base.root)):
             raise CaptureError(f"the result holds a view of {base.root.dtype} as {leaf.dtype}; it runs in eager mode")
         if base.input_index is not None:
-            index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
+            index = next(i for i, p in enumerate(self.placeholders) if self._before(p).base is base)
             return self._of_input(leaf, index)
-        needs_gradients = leaf.requires_grad and not self.gradients
+        parameter = parameter_of(leaf)
+        needs_gradients = leaf.requires_grad and not self.gradients and parameter is None
         if needs_gradients and not is_freed(leaf):
             made = "a new tensor collects them" if leaf.is_leaf else "torch.enable_grad in forward"
             raise CaptureError(f"the result needs gradients ({made}); it runs in eager mode")
@@ -93,15 +98,22 @@ class ResultLeaves:
             self._roots[id(base)] = len(self.values)
             self.values.append(self._fresh(base.node))
         view = None if is_whole and is_first else _layout(leaf, base.root)
-        return OutputSpec("graph", self._roots[id(base)], view, freed=needs_gradients)
+        return OutputSpec("graph", self._roots[id(base)], view, freed=needs_gradients, parameter=parameter)
+
+    def _before(self, placeholder: Tensor) -> Alias:
+        """The alias of a placeholder's tensor as it was before the call."""
+        return self.functional.aliases[id(self.functional.former.get(id(placeholder), placeholder))]
 
     def _of_input(self, leaf: Tensor, index: int) -> OutputSpec:
         root = self.placeholders[index]
+        if leaf is not root and (parameter := parameter_of(leaf)) is not None:
+            layout = _layout(leaf, self._before(root).tensor)
+            return OutputSpec("input", index, layout, detached=root.requires_grad, parameter=parameter)
         if leaf.requires_grad and not root.requires_grad:
             raise CaptureError("the result is a view of an input, and only the view needs gradients")
         if self.gradients and leaf is not root and leaf.requires_grad and leaf.is_leaf:  # under no_grad
             raise CaptureError("the result is a view of an input that keeps gradients to itself; it runs in eager mode")
-        view = None if leaf is root else _layout(leaf, root)
+        view = None if leaf is root else _layout(leaf, self._before(root).tensor)
         return OutputSpec("input", index, view, detached=root.requires_grad and not leaf.requires_grad)
 
     def _fresh(self, node: Node) -> Node:

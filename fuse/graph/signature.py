@@ -81,7 +81,8 @@ class OutputSpec:
     object ``value``. With a ``view``, the leaf is a new tensor with that layout
     on the memory of that tensor, so that outputs and inputs share memory as in eager mode. ``freed``: it needs
     gradients, and its gradients raise (:mod:`fuse.graph.freed_graphs`). ``detached``: it needs none, although it is a
-    view of an input that does.
+    view of an input that does. ``parameter``: the leaf is a new ``nn.Parameter`` on that memory, with this
+    ``requires_grad``.
     """
 
     kind: Literal["graph", "input", "repeat", "number", "container", "python"]
@@ -90,6 +91,7 @@ class OutputSpec:
     value: object = None
     freed: bool = False
     detached: bool = False
+    parameter: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -106,15 +108,19 @@ class ChangedContainers:
 
 @dataclass(frozen=True)
 class Mutation:
-    """After the call, graph output ``value_index`` is copied into placeholder ``input_index``.
-
-    ``versions``: how often eager raises the version of the tensor, by which autograd sees writes; a write through
-    ``.data`` does not.
-    """
+    """After the call, graph output ``value_index`` is copied into placeholder ``input_index``."""
 
     input_index: int
     value_index: int
-    versions: int = field(default=1, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Reshaping:
+    """After the call, ``op(tensor, *args)`` changes the shape of the tensor of placeholder ``input_index`` in place."""
+
+    input_index: int
+    op: OpOverload
+    args: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -170,12 +176,15 @@ class Dispatch(NamedTuple):
 class Signature:
     """The signature of one captured graph, in ``graph.meta["signature"]``.
 
-    With ``mutated`` attributes or ``containers``, ``outputs`` and ``out_spec`` describe the triple (result, values to
-    assign, new contents). With ``learning``, they describe the pair (confirming values, all that). ``eagers``: whether
-    ``dispatches`` are eager's; for packed sequences, eager's depend on values. ``context``: the context variables that
-    ``forward`` may read, with their values. ``inference``: whether ``forward`` runs all operators in an inference mode
-    of its own. ``containers``: those of the arguments that the call changes or returns. ``drawn``: the random numbers
-    that Python draws.
+    With ``mutated`` attributes, ``containers`` or ``reassigned`` placeholders, ``outputs`` and ``out_spec`` describe
+    (result, values to assign, new contents, new data). With ``learning``, they describe the pair (confirming values,
+    all that). ``eagers``: whether ``dispatches`` are eager's; for packed sequences, eager's depend on values.
+    ``context``: the context variables that ``forward`` may read, with their values. ``inference``: whether ``forward``
+    runs all operators in an inference mode of its own. ``containers``: those of the arguments that the call changes or
+    returns. ``drawn``: the random numbers that Python draws. ``reassigned``: the placeholders whose tensors get other
+    memory, as by ``tensor.data = value``. ``reshaped``: changes of shapes of inputs, in order. ``raised``: pairs of a
+    placeholder and how often eager raises the version of its tensor otherwise. Autograd sees writes by versions; writes
+    through ``.data`` raise none.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -190,3 +199,6 @@ class Signature:
     inference: bool = False
     containers: ChangedContainers | None = None
     drawn: Drawn | None = None
+    reassigned: tuple[int, ...] = ()
+    reshaped: tuple[Reshaping, ...] = ()
+    raised: tuple[tuple[int, int], ...] = ()

@@ -61,13 +61,16 @@ class CompiledCall(torch.autograd.Function):
     def forward(ctx: Any, ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
         training = ran.training
         values, ran.launches = training.program.run(tensors)
-        if training.raise_versions is not None:
-            training.raise_versions(tensors)
         leaves = training.leaves(values)
         ctx.set_materialize_grads(False)
         if training.constant:
             ctx.mark_non_differentiable(*(leaves[i] for i in training.constant))
-        ctx.save_for_backward(*training.saved((*tensors, *values)))
+        saved = training.saved((*tensors, *values))
+        if training.outgoing:  # the memory and shape that these tensors have now
+            saved = tuple(one.detach() if i in training.outgoing else one for i, one in enumerate(saved))
+        if training.effects is not None:
+            training.effects(tensors)
+        ctx.save_for_backward(*saved)
         ctx.ran = ran
         ctx.given = tuple(map(ref, training.given_alone(tensors)))
         ctx.versions = versions(training.unchanged(tensors))

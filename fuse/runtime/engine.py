@@ -232,8 +232,8 @@ class Engine:
                 result, launches, ran = compiled.training.run(tensors, containers)
             else:
                 values, launches = compiled.program.run(tensors)
-                if compiled.raise_versions is not None:
-                    compiled.raise_versions(tensors)
+                if compiled.effects is not None:
+                    compiled.effects(tensors)
                 if compiled.confirmation is not None:
                     launches = compiled.confirmation.launched(values, launches)
                 result, ran = compiled.rebuild(values, (*tensors, *containers)), None
@@ -254,7 +254,7 @@ class Engine:
             self._observed = (launches, compiled, ran)
             if compiled.learning is not None:
                 _, result = result
-            return compiled.carried.assign(result, containers) if compiled.carried else result
+            return compiled.carried.assign(result, containers, tensors) if compiled.carried else result
         return self.eager(
             args, kwargs, self._instead(compiled, raised)
         )  # which raises eager's own error, or catches it

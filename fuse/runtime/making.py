@@ -39,6 +39,7 @@ from fuse.runtime.drawing import drawing_of
 from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
+from fuse.runtime.input_effects import effects_on_inputs
 from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.mutated_attributes import carried, tensors_of
 from fuse.runtime.program import Program, begun, program_of
@@ -51,7 +52,6 @@ from fuse.runtime.states import LARGEST_VARIANTS
 from fuse.runtime.steps import Fallback
 from fuse.runtime.training import Begin, Finish, Training
 from fuse.runtime.variants import Compiled
-from fuse.runtime.versions import raising
 
 LARGEST_FILLS = 4
 """The kinds of calls that run eager once, as each fills a cache, before a warning says so: a cache that is filled again
@@ -119,8 +119,8 @@ class Maker:
             warnings.warn(message, stacklevel=_outside())
 
     def tensors(self) -> list[Tensor]:
-        """Parameters and buffers, without buffers that calls assign."""
-        return [*self.model.parameters(), *self._buffers()]
+        """Parameters and buffers, without those that calls assign."""
+        return list(self._held())
 
     def ids(self) -> frozenset[int]:
         """The ``id`` of each of these."""
@@ -133,12 +133,14 @@ class Maker:
         found: Iterable[Any] = leaves
         if not self.frozen:  # most models have parameters that need gradients: nothing else is looked at
             assigned = tensors_of(self.model, self.kept)
-            found = chain(leaves, self.model.parameters(), self._buffers(), self.trained, assigned)
+            found = chain(leaves, self._held(), self.trained, assigned)
         return any(isinstance(t, Tensor) and t.requires_grad for t in found)
 
-    def _buffers(self) -> Iterator[Tensor]:
+    def _held(self) -> Iterator[Tensor]:
         kept = set(map(str, self.kept))
-        return (buffer for name, buffer in self.model.named_buffers() if name not in kept)
+        model = self.model
+        named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+        return (tensor for name, tensor in named if name not in kept)
 
 
 def _outside() -> int:
@@ -236,7 +238,7 @@ def make(
         graph,
         confirmation.reconstruct if confirmation and ending else reconstruction(signature),
         frozenset(mutation.input_index for mutation in signature.mutations),
-        None if training else raising(signature),
+        None if training else effects_on_inputs(signature),
         training=training,
         carried=carry,
         unwatched=frozenset(maker.kept),
@@ -267,7 +269,7 @@ def of_size(
         None,
         reconstruction(signature),
         frozenset(mutation.input_index for mutation in signature.mutations),
-        None if isinstance(sized, Training) else raising(signature),
+        None if isinstance(sized, Training) else effects_on_inputs(signature),
         training=sized if isinstance(sized, Training) else None,
         carried=carried(maker.model, signature, call.leaves, call.spec),
         unwatched=frozenset(maker.kept),

@@ -1,8 +1,10 @@
-"""Attributes that ``forward`` assigns, and containers that it changes: read before a compiled call, written after it.
+"""Attributes and data that ``forward`` assigns, and containers that it changes: read before a compiled call, written
+after it.
 
     leaves of the call              (x,)                     structure of the call
         + attributes that it reads  (x, h)                   and of these              ->   guard, program
-    (result, (new h, steps + 1), ([new k],))   ->   model.h = new h; model.steps += 1; past[:] = [new k]   ->   result
+    (result, (new h, steps + 1), ([new k],), (new w,))
+        ->   model.h = new h; model.steps += 1; past[:] = [new k]; w.data = new w     ->   result
 
 Attributes that the call assigns without reading them are not guarded. Containers are arguments, which are guarded.
 """
@@ -39,6 +41,7 @@ class Carried:
         assigned: those that are assigned; True if they are dictionaries or lists whose entries are replaced.
         call: a key of the calls that the variant may serve.
         containers: the containers that it changes or returns; None if there are none.
+        reassigned: positions of the tensors that get other memory.
     """
 
     slots: tuple[Slot, ...]
@@ -47,6 +50,7 @@ class Carried:
     assigned: tuple[tuple[Slot, bool], ...]
     call: Hashable
     containers: ChangedContainers | None = None
+    reassigned: tuple[int, ...] = ()
 
     def extend(self, leaves: Sequence[Any], spec: Any) -> tuple[Sequence[Any], Any]:
         """The leaves of a call and of the attributes that are read, and the structure of both."""
@@ -67,9 +71,16 @@ class Carried:
                 return None
         return given
 
-    def assign(self, result: tuple[Any, Sequence[Any], Sequence[Any]], given: Sequence[Any]) -> Any:
-        """Assign the attributes after a call, and fill its containers; returns the call's own result."""
-        own, values, contents = result
+    def assign(
+        self,
+        result: tuple[Any, Sequence[Any], Sequence[Any], Sequence[Tensor]],
+        given: Sequence[Any],
+        tensors: Sequence[Tensor],
+    ) -> Any:
+        """Assign attributes and data of tensors after a call, and fill its containers; returns its own result."""
+        own, values, contents, data = result
+        for position, memory in zip(self.reassigned, data, strict=True):
+            tensors[position].data = memory
         if self.containers is not None:
             for number, held in zip(self.containers.changed, contents, strict=True):
                 fill(given[number], held)
@@ -101,7 +112,7 @@ def carried(model: nn.Module, signature: Signature, leaves: Sequence[Any], spec:
     """The attributes that a variant for calls like this one reads and assigns, and the containers that it changes; None
     if there are none."""
     kept = signature.mutated
-    if not kept and signature.containers is None:
+    if not kept and signature.containers is None and not signature.reassigned:
         return None
     slots = [(model.get_submodule(one.attribute.owner), one.attribute.name) for one in kept]
     return Carried(
@@ -111,6 +122,7 @@ def carried(model: nn.Module, signature: Signature, leaves: Sequence[Any], spec:
         tuple((slot, one.attribute.entries) for slot, one in zip(slots, kept, strict=True) if one.assigned),
         key_of_call(leaves, spec),
         signature.containers,
+        signature.reassigned,
     )
 
 

@@ -163,7 +163,15 @@ def _extra_of_signature(signature: Signature) -> Any:
     """The parts of a signature that the text contains, with the sizes of results as numbers."""
     inputs = [(spec.kind, spec.name, spec.index, spec.origin is not None) for spec in signature.inputs]
     outputs = [(spec.kind, spec.index, spec.view is not None) for spec in signature.outputs]
-    fixed = inputs, outputs, signature.out_spec, signature.mutations, signature.containers
+    fixed = (
+        inputs,
+        outputs,
+        signature.out_spec,
+        signature.mutations,
+        signature.containers,
+        signature.reassigned,
+        signature.reshaped,
+    )
     return repr(fixed), list(map(_numbers_of, signature.outputs))
 
 

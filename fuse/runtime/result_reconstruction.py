@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.graph.freed_graphs import freed
@@ -47,7 +47,7 @@ def reconstruct_leaves(signature: Signature) -> Reconstruction:
     """Like :func:`reconstruction`, but from the leaves of kind ``graph`` instead of the graph's values."""
     outputs = signature.outputs
     rebuild = _builder(signature.out_spec)
-    if all(spec.kind == "graph" for spec in outputs):
+    if all(spec.kind == "graph" and spec.parameter is None for spec in outputs):
         if signature.out_spec.is_leaf():
             return lambda new, inputs: new[0]
         return lambda new, inputs: rebuild(iter(new))
@@ -81,11 +81,13 @@ def _leaf(spec: OutputSpec, values: Sequence[Tensor | None], inputs: Sequence[Te
         whole = whole.detach()
     if (view := spec.view) is not None:
         whole = whole.as_strided(view.size, view.stride, whole.storage_offset() + view.offset)
+    if spec.parameter is not None:
+        return nn.Parameter(whole, spec.parameter)
     return freed(whole) if spec.freed else whole
 
 
 def _is_plain(spec: OutputSpec) -> bool:
-    return spec.view is None and not spec.freed
+    return spec.view is None and not spec.freed and spec.parameter is None
 
 
 def _builder(spec: pytree.TreeSpec) -> Callable[[Iterator[Any]], Any]:

@@ -28,6 +28,8 @@ from fuse.kernel.sized import call_at_hand, lowering_of
 from fuse.runtime.autograd_node import CompiledCall, RaisedByHook, Ran, apply, transforms
 from fuse.runtime.differentiable import InputsOfCall, WithStatistics, dependent, refusal, same_values, versions
 from fuse.runtime.guards import picker
+from fuse.runtime.input_effects import effects_on_inputs
+from fuse.runtime.layout import same_layout
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
@@ -37,7 +39,6 @@ from fuse.runtime.schedule_numbers import SizedPart
 from fuse.runtime.sized_programs import SizedProgram
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.tangents import Tangent, is_batched, memory_like
-from fuse.runtime.versions import raising
 
 Finish = Callable[[], Program | Reference]
 """A function that waits until a program's kernels are compiled, and returns the program."""
@@ -53,7 +54,8 @@ class _Backward:
 
     ``pick`` selects its inputs from ``(*saved tensors, *tangents)``; ``tangents`` are those among its inputs.
     ``select`` selects None and the gradients of the forward placeholders from ``(*values, None)``. ``constants`` are
-    further inputs. ``graph_later`` gives the graph, which is made when it is needed if no graph was needed so far.
+    further inputs. ``written``: positions and layouts of the inputs that the call wrote. ``graph_later`` gives the
+    graph, which is made when it is needed if no graph was needed so far.
     """
 
     finish: Finish
@@ -62,6 +64,7 @@ class _Backward:
     tangents: tuple[Tangent, ...]
     select: Callable[[Sequence[Any]], tuple[Any, ...]]
     constants: tuple[Tensor, ...]
+    written: tuple[tuple[int, Tensor], ...]
 
     @cached_property
     def program(self) -> Program | Reference:
@@ -130,12 +133,17 @@ class Training:
         self.rebuild = reconstruct_leaves(self.signature)
         self._backwards: dict[frozenset[int], _Backward] = {}
         self._layouts = self._layouts_in(joint.backward)
+        inputs_of_backward = zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=False)
+        self._written = {what.index: one.meta["val"] for what, one in inputs_of_backward if what.kind == "written"}
         self._copies = {i: memory_like(layout) for i, layout in self._layouts.items()}
         self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
         self._tangents = {i: self._leaves.index(i) for i in self._layouts}
         # Inputs without a gradient are detached, so that autograd does not follow them. If no input has a gradient, the
         # results must require gradients all the same (``vector_norm(x, 0)``).
-        unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None)
+        # Objects that get other data are saved themselves.
+        reassigned = frozenset(self.signature.reassigned)
+        changed = reassigned.union(one.input_index for one in self.signature.reshaped)
+        unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None and i not in reassigned)
         self._unlinked = unlinked if len(unlinked) < len(joint.gradients) else ()
         self.constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.requires_grad)
         bases = [self.signature.outputs[i].index for i in self._leaves]
@@ -145,8 +153,9 @@ class Training:
         inputs = len(self.signature.inputs)
         kept = [what for what in self.given if what.kind != "tangent"]
         self.saved = picker([what.index + (inputs if what.kind == "saved" else 0) for what in kept])
+        self.outgoing = tuple(n for n, what in enumerate(kept) if what.kind == "input" and what.index in changed)
         self.saved_inputs = {what.index: number for number, what in enumerate(kept) if what.kind == "input"}
-        self.raise_versions = raising(self.signature)
+        self.effects = effects_on_inputs(self.signature)
         self.written = frozenset(mutation.input_index for mutation in self.signature.mutations)
         self.not_saved = tuple(i for i in range(inputs) if i not in self.saved_inputs)
         self.given_alone = picker(self.not_saved)
@@ -226,6 +235,9 @@ class Training:
             for tangent in chosen.tangents:
                 inputs[tangent.position], copied = tangent.laid_out(inputs[tangent.position], program)
                 copies += copied
+            for position, layout in chosen.written:
+                if not same_layout(inputs[position], layout):
+                    raise Mispredicted("another call", "", "an input another layout")
             values, launches = program.run(inputs)
             fallbacks = program.fallbacks
         except (Mispredicted, PositionOutOfRange) as error:
@@ -255,6 +267,8 @@ class Training:
         chosen = self._backward_for(tangents)
         if chosen is None:
             return (None,) * (1 + len(self.signature.inputs))
+        if self.signature.reshaped:
+            return CHANGED
         forward = self.graphs()[0]
         if reason := self.joint.eagers or refusal((forward, chosen.graph)):
             return reason
@@ -321,6 +335,7 @@ class Training:
         constants = tuple(spec.value for spec in signature.inputs if spec.value is not None)
         saved = sum(what.kind != "tangent" for what in self.given)
         positions, tangents, number = [], [], 0
+        written = tuple((i, self._written[what.index]) for i, what in enumerate(self.given) if what.kind == "written")
         for what in self.given:
             if what.kind != "tangent":
                 positions.append(number)
@@ -331,7 +346,7 @@ class Training:
         select = picker([-1, *(-1 if i is None else i for i in gradients)])
         finish = (lambda: sized.backward.program) if sized else self.begin(graph)
         graph_later = (lambda: self.graphs()[1]) if sized else (lambda: graph)
-        return _Backward(finish, graph_later, picker(positions), tuple(tangents), select, constants)
+        return _Backward(finish, graph_later, picker(positions), tuple(tangents), select, constants, written)
 
     # ---- other sizes -----------------------------------------------------------------------------------------------
 
@@ -357,7 +372,7 @@ class Training:
         """
         forward, backward, *_ = graphs or self.graphs()
         programs = [one for one in (self.program, self._backward.program) if isinstance(one, Program)]
-        if len(programs) < 2:
+        if len(programs) < 2 or self._written:
             return ()
         plans = [schedule(forward), schedule(backward)] if graphs else [one.schedule for one in programs]
         tangents = tuple(self._layouts_in(backward).values())

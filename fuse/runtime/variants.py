@@ -12,6 +12,7 @@ from fuse.graph.signature import Attribute
 from fuse.runtime.drawing import CallDraws
 from fuse.runtime.ending import Ending
 from fuse.runtime.guards import CallGuard
+from fuse.runtime.input_effects import Effects
 from fuse.runtime.mutated_attributes import Carried
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
@@ -19,7 +20,6 @@ from fuse.runtime.result_reconstruction import Reconstruction
 from fuse.runtime.specialised import Confirmation, Family
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Training
-from fuse.runtime.versions import RaiseVersions
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Compiled:
         graph: the rewritten graph; None if these calls run eager.
         rebuild: makes the model's result from the program's values.
         written: positions of inputs that are written.
-        raise_versions: raises the versions of these inputs; None in training, where the program's step does it.
+        effects: what else changes in inputs; None in training, where the program's step does it.
         reason: why these calls run eager.
         training: runs calls that need gradients; ``program`` is its forward program.
         carried: attributes that the calls read and assign; ``rebuild`` returns their new values too.
@@ -80,7 +80,7 @@ class Compiled:
     graph: GraphModule | None = None
     rebuild: Reconstruction | None = None
     written: frozenset[int] = frozenset()
-    raise_versions: RaiseVersions | None = None
+    effects: Effects | None = None
     reason: Fallback | None = None
     training: Training | None = None
     carried: Carried | None = None
