@@ -49,6 +49,7 @@ class RecordedInputs:
         self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
         self.names_by_fake: dict[int, tuple[Any, str]] = {}
         self.data: dict[int, Tensor] = {}  # id of a fake tensor -> its real tensor
+        self.versions: dict[int, int] = {}  # id of a fake tensor -> its version before the call
         self.real_of: dict[Node, Tensor] = {}  # placeholder -> its real tensor
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         self._last: Node | None = None
@@ -78,6 +79,7 @@ class RecordedInputs:
                     fake = self.fake_mode.from_tensor(tensor)
             self.adopted[id(tensor)] = (tensor, fake)
             self.data[id(fake)] = tensor
+            self.versions[id(fake)] = fake._version  # torch writes a storage into some of its new fake tensors
         return self.adopted[id(tensor)][1]
 
     def add(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
@@ -162,7 +164,8 @@ class RecordedInputs:
     def raised(self) -> tuple[tuple[int, int], ...]:
         """The inputs whose versions ``forward`` raised, and how often, without changes of their shapes."""
         reshaped = [id(fake) for fake, _, _ in self.functional.reshaped]
-        times = [fake._version - reshaped.count(id(fake)) for fake in self.placeholders]
+        before = self.versions
+        times = [one._version - before.get(id(one), 0) - reshaped.count(id(one)) for one in self.placeholders]
         return tuple((i, count) for i, count in enumerate(times) if count)
 
     def drawn(self, number: int | float, draw: int) -> Node:

@@ -104,6 +104,16 @@ def test_a_write_through_data_does_not_raise():
         assert torch.equal(scale.grad, model.mean)  # as in eager: the gradient reads the new mean
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_reading_tensors_that_share_memory_raises_no_version(mode):
+    model = Model(lambda m, x: x @ m.w + m.t.sum() + m.mean.sum())
+    model.t.data = model.mean[1:]
+    model.mean = model.mean.detach().t()
+    fused = fuse.compile(model)
+    assert versions_raised(model, fused, mode) == [[0] * 5] * 3
+    assert not fused.last_run.fallbacks
+
+
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
