@@ -45,7 +45,8 @@ def usual(states: States, compiled: Compiled) -> Usual | None:
     whether it serves a call."""
     guard = compiled.guard
     state = next((s for s in states if compiled in s.variants), None)
-    special = guard.context or compiled.carried or compiled.family
+    reads_more = compiled.carried and (compiled.carried.slots or compiled.carried.containers)
+    special = guard.context or reads_more or compiled.family
     # the guard of tensors compares inference mode, so that it must have a tensor
     if state is None or special or not guard.pick((*range(guard.count), *guard.state)):
         return None
