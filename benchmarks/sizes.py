@@ -87,6 +87,20 @@ class Convolution(nn.Module):
         return F.relu(self.over_time(x.permute(1, 2, 0))).mean(-1)
 
 
+class Strides(nn.Module):
+    """Two convolutions over time that keep every other step, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(WIDTH, WIDTH, 3, stride=2, padding=1)
+        self.second = nn.Conv1d(WIDTH, WIDTH, 3, stride=2, padding=1)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.second(F.gelu(self.first(x.permute(1, 2, 0)))))
+        return torch.log_softmax(self.out(y.transpose(1, 2)), -1)
+
+
 class Gru(nn.Module):
     """A GRU written as a loop."""
 
@@ -109,6 +123,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "causal attention": Attention,
     "windows of 8": Windows,
     "convolution": Convolution,
+    "strided convolutions": Strides,
     "GRU loop": Gru,
 }
 CONTESTANTS: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
