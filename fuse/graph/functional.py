@@ -1,4 +1,4 @@
-"""Turn operators into functional form, one at a time as they are recorded.
+"""The values of tensors in a functional graph, through views and writes.
 
     y = x[:, 1]                      y  = select(x, 1, 1)
     y.add_(1)             ->         y' = add(y, 1)
@@ -15,10 +15,9 @@ to-know/965). It runs on recorded operators here, because that pass under a reco
 from __future__ import annotations
 
 import contextlib
-import keyword
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,15 +29,7 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph import overlap
-from fuse.graph.aliases import (
-    Alias,
-    Base,
-    View,
-    part_as_view,
-    storage_of,
-    tensors_in,
-    written_arguments,
-)
+from fuse.graph.aliases import Alias, Base, View, storage_of
 from fuse.graph.appending import Appender
 from fuse.graph.call_templates import CallTemplate
 from fuse.graph.fakes import FakeRunner
@@ -46,7 +37,7 @@ from fuse.graph.left_out import Steps, replaced
 from fuse.graph.seeding import Draws
 from fuse.graph.short_graphs import COLLECTORS, Slot
 from fuse.graph.signature import Dispatch
-from fuse.graph.strides import inverse, is_dense, memory_order
+from fuse.graph.strides import inverse
 
 aten = torch.ops.aten
 
@@ -172,7 +163,7 @@ class Functionalizer:
                     alias = aliases[id(given[i])]
                     args[i] = alias.node if alias.version == alias.base.version else self.value(given[i])
                 for i in template.lists:
-                    target, args[i] = self._pieces(op, given[i])
+                    target, args[i] = self.pieces(op, given[i])
                 if self.steps is steps:
                     break
                 steps = self.steps  # steps were put back, and nodes with them
@@ -204,7 +195,7 @@ class Functionalizer:
             else:
                 self.own_parts(result, append(op, tuple(args), kwargs, tuple(result), source))
 
-    def _pieces(self, op: Any, pieces: Any) -> tuple[Any, Any]:
+    def pieces(self, op: Any, pieces: Any) -> tuple[Any, Any]:
         """A list of tensors as nodes, and what ``op`` is called on these: some may be of steps that are left out."""
         steps = self.steps
         if steps is not None and op in COLLECTORS:
@@ -213,113 +204,10 @@ class Functionalizer:
                 return COLLECTORS[op], found
         return op, self.nodes(pieces)
 
-    # ---- recording ---------------------------------------------------------------------------------------------------
-
-    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
-        """Run one operator on fake tensors and add its functional form to the graph. Returns the result of ``run``."""
-        self.settle()
-        if torch.Tag.inplace_view in op.tags:
-            return self._reshape_in_place(op, args, kwargs, run)
-        if op in _BATCH_NORMS:
-            return self._batch_norm(args, run)
-        if keyword.iskeyword(op._overloadname):  # ``random.from``: torch.fx would print invalid Python
-            raise CaptureError(f"{op} at {self.source} cannot be written as Python; it runs in eager mode")
-        if kwargs.get("generator") is not None:
-            raise CaptureError(f"{op} at {self.source} draws from a generator of its own; it runs in eager mode")
-        if ops.mutates(op):
-            return self._write_in_place(op, args, kwargs, run)
-        result = run()
-        target, node_args, node_kwargs = self._operands(op, args, kwargs)
-        if isinstance(result, Tensor):
-            made = aten.zeros.default if op is aten._efficientzerotensor.default else target  # it has no memory to read
-            self._add_result(op, args, kwargs, result, lambda: self.emit(made, node_args, node_kwargs, result))
-        elif isinstance(result, (tuple, list)) and ops.is_view(op):
-            for position, part in enumerate(result):
-                self._add_part_of_view(op, args, kwargs, position, part)
-        elif isinstance(result, (tuple, list)):
-            self.own_parts(result, self.emit(op, node_args, node_kwargs, tuple(result)))
-        elif result is None and ops.is_check(op):
-            self._check(op, node_args, node_kwargs)
-        elif result is None and op.namespace != "aten":
-            raise CaptureError(
-                f"{op} at {self.source} returns nothing, so that its effects are unknown; it runs in eager mode"
-            )
-        elif result is not None and not (op in _OF_LAYOUTS and result is True):
-            raise CaptureError(
-                f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"
-            )
-        return result
-
-    def _operands(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, tuple[Any, ...], Any]:
-        """Arguments as nodes, and what is called on these."""
-        if op not in COLLECTORS:
-            found, named = self.nodes((args, kwargs))
-            return op, found, named
-        target, pieces = self._pieces(op, args[0])
-        return target, (pieces, *self.nodes(args[1:])), self.nodes(kwargs)
-
-    def _check(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Add a node for the error check of a ``linalg`` operator, unless the operator itself can raise."""
-        checked = args[0].args[0] if args[0].target is operator.getitem else args[0]
-        if op is aten._linalg_check_errors.default and _can_raise(checked):
-            checked.update_kwarg("check_errors", True)
-        else:
-            self.emit(op, args, kwargs)
-
-    def _add_result(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor, emit: Callable[[], Node]
-    ) -> None:
-        if self.known(result):  # an operator that returned its argument unchanged
-            return
-        origin = next((a for a in args if isinstance(a, Tensor) and storage_of(a) == storage_of(result)), None)
-        if origin is None or not ops.is_view(op):
-            self.own(result, emit())
-            return
-        parent = self.aliases[id(origin)]
-        if op in SAME_METADATA:
-            self._add_view(parent, (), result, self.value(origin))
-            return
-        if op is aten.as_strided.default:
-            self._add_strided(parent, args, kwargs, result)
-            return
-        self._add_view(parent, (View(op, self.nodes(args[1:]), self.nodes(kwargs)),), result, emit())
-
-    def _add_view(self, parent: Alias, views: tuple[View, ...], result: Tensor, node: Node) -> None:
+    def add_view(self, parent: Alias, views: tuple[View, ...], result: Tensor, node: Node) -> None:
         """Register ``result``: it is ``views`` of ``parent``, and ``node`` has its value."""
         base = parent.base
-        chain = (*parent.chain, *views)
-        self.aliases[id(result)] = Alias(result, base, chain, node, base.version, node)
-
-    def _add_strided(self, parent: Alias, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
-        """Register a result of ``as_strided`` as a view of the root; its offset counts from the storage's start."""
-        base, root = parent.base, parent.base.root
-        names_offset = len(args) > 3 or kwargs.get("storage_offset") is not None
-        views = None if names_offset and base.input_index is not None else overlap.strided_views(root, result)
-        if views is None:
-            raise CaptureError(
-                f"as_strided at {self.source} may read outside of the tensor, or depends on its storage offset; "
-                "it runs in eager mode"
-            )
-        chain = tuple(View(op, arguments, {}) for op, arguments in views)
-        node = base.node
-        for view in chain:
-            node = self.emit(view.op, (node, *view.args), {}, result if view is chain[-1] else None)
-        self.aliases[id(result)] = Alias(result, base, chain, node, base.version, node)
-
-    def _add_part_of_view(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
-    ) -> None:
-        """Register one result of ``split`` or ``unbind`` as a ``slice`` or ``select``, which every pass understands."""
-        parent = self.aliases[id(args[0])]
-        node = self.value(args[0])
-        view = part_as_view(op, args, kwargs, position, part)
-        if view is None:
-            raise CaptureError(
-                f"{op} at {self.source} returns several views of a kind that is not supported; it runs in eager mode"
-            )
-        self._add_view(parent, (view,), part, self.emit(view.op, (node, *view.args), view.kwargs, part))
+        self.aliases[id(result)] = Alias(result, base, (*parent.chain, *views), node, base.version, node)
 
     def own(self, tensor: Tensor, node: Node) -> None:
         """Register ``tensor``, whose value is ``node``, with a storage of its own."""
@@ -331,7 +219,7 @@ class Functionalizer:
         """Register the tensors among ``parts``, the several results of ``whole``, each with a storage of its own."""
         for position, part in enumerate(parts):
             if isinstance(part, Tensor):
-                self.own(part, self._part(whole, position, part))
+                self.own(part, self.part(whole, position, part))
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -360,115 +248,6 @@ class Functionalizer:
         base.version += 1
         if not alias.chain:
             alias.node, alias.version = base.node, base.version
-
-    def _write_in_place(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
-    ) -> Any:
-        written = written_arguments(op, args, kwargs)
-        if reason := overlap.obstacle(op, written, args, kwargs):
-            raise CaptureError(f"{op} at {self.source} {reason}; it runs in eager mode")
-        if op is aten.copy_.default:
-            node = self.copied(self.value(args[0]), self.value(args[1]))
-            result = run()
-            self.write(args[0], node)
-            return result
-        functional = ops.functional_form(op)
-        if functional is None or not written:
-            raise CaptureError(
-                f"{op} at {self.source} writes in place and has no functional form; it runs in eager mode"
-            )
-        if grows := len(written) == 1 and not written[0].numel() and op._schema.arguments[-1].is_out:
-            self.whole()
-        shapes = [tensor.shape for tensor in written]
-        node_args, node_kwargs = self._functional_arguments(op, functional, args, kwargs)
-        if ops.is_random(functional) and not all(map(is_dense, written)):  # numbers are drawn in the order of memory
-            raise CaptureError(f"{op} at {self.source} writes into a view with gaps; it runs in eager mode")
-        if functional is aten.bernoulli.p:
-            node = self._bernoulli(*node_args, **node_kwargs)
-        else:
-            node = self.emit(functional, node_args, node_kwargs)
-        if grows and self._is_alone(written[0]):
-            return self._fill_empty(written[0], node, run)
-        result = run()
-        if shapes != [tensor.shape for tensor in written]:
-            raise CaptureError(f"{op} at {self.source} resizes its out= tensor; it runs in eager mode")
-        if isinstance(node.meta["val"], Tensor):
-            self.write_result(written[0], node)
-            return result
-        parts = [self._part(node, position) for position in range(len(node.meta["val"]))]
-        of_its_own = [t for t in tensors_in(result) if not any(t is w for w in written)]
-        for tensor, part in zip((*of_its_own, *written), parts, strict=True):
-            if self.known(tensor):
-                self.write_result(tensor, part)
-            else:
-                self.own(tensor, part)
-        return result
-
-    def _is_alone(self, tensor: Tensor) -> bool:
-        """Whether the call made ``tensor``, and no other shares its memory but the one that torch's factories hide."""
-        base = self.aliases[id(tensor)].base
-        sharing = [alias.tensor for alias in self.aliases.values() if alias.base is base]
-        return base.input_index is None and all(one is tensor or one is base.root for one in sharing)
-
-    def _fill_empty(self, tensor: Tensor, node: Node, run: Callable[[], Any]) -> Any:
-        """Record an operator that resizes its empty ``out=`` tensor: a new tensor, whose value is ``node``."""
-        self._hold(tensor)
-        result = run()
-        if node.meta["val"].dtype != tensor.dtype:
-            node = self.emit(aten._to_copy.default, (node,), {"dtype": tensor.dtype})
-        if node.meta["val"].stride() != tensor.stride():
-            raise CaptureError(f"an out= tensor at {self.source} is resized to other strides; it runs in eager mode")
-        self.own(tensor, node)
-        return result
-
-    def rebind(self, tensor: Tensor, other: Tensor, assign: Callable[[Tensor, Tensor], None]) -> None:
-        """Let ``tensor`` be ``other`` from now on; ``assign(tensor, other)`` gives it the memory of ``other``."""
-        self.whole()
-        node = self.value(other)
-        before, held = self.aliases[id(tensor)], self._hold(tensor)
-        if id(tensor) not in self.former:
-            self.former[id(tensor)] = held
-            self.aliases[id(held)] = replace(before, tensor=held)
-        assign(tensor, other)
-        source = self.aliases[id(other)]
-        self.aliases[id(tensor)] = Alias(tensor, source.base, source.chain, node, source.base.version, node)
-
-    def read_later(self, tensor: Tensor, node: Node) -> None:
-        """Let ``node`` be the value of ``tensor``, and of all that shares its memory, from now on."""
-        self.settle()
-        alias = self.aliases[id(tensor)]
-        if id(tensor) in self.former:  # only this object, whose memory may be another by then
-            alias = self.aliases[id(tensor)] = Alias(tensor, Base(tensor, node), (), node, 0, node)
-        alias.base.node, alias.base.version = node, alias.base.version + 1
-        alias.node, alias.version = node, alias.base.version
-
-    def detached(self, tensor: Tensor) -> Tensor:
-        """Another tensor object in the memory of ``tensor``, without its gradients."""
-        node, alias = self.value(tensor), self.aliases[id(tensor)]
-        made: Tensor = aten.detach.default(tensor)
-        self.aliases[id(made)] = Alias(made, alias.base, alias.chain, node, alias.version, node)
-        return made
-
-    def _hold(self, tensor: Tensor) -> Tensor:
-        """Let the nodes so far keep the metadata of ``tensor``, which is about to change; the tensor that has it."""
-        alias = self.aliases[id(tensor)]
-        held: Tensor = aten.alias.default(tensor)
-        for holder in (self.value(tensor), alias.made, alias.node, alias.base.node):
-            _exchange(holder, tensor, held)
-            if holder.target is operator.getitem:
-                _exchange(holder.all_input_nodes[0], tensor, held)
-        if alias.base.root is tensor:
-            alias.base.root = held
-        self.fakes.forget(tensor)
-        return held
-
-    def _bernoulli(self, target: Node, p: float) -> Node:
-        """``bernoulli_`` in functional form: it draws in memory order, ``bernoulli`` in the order of dimensions."""
-        order = memory_order(target.meta["val"])
-        if order == sorted(order):
-            return self.emit(aten.bernoulli.p, (target, p), {})
-        drawn = self.emit(aten.bernoulli.p, (self.emit(aten.permute.default, (target, order), {}), p), {})
-        return self.emit(aten.permute.default, (drawn, inverse(order)), {})
 
     def write_result(self, tensor: Tensor, node: Node) -> None:
         """Write a result, converted to the dtype and shape of ``tensor``, as the in-place operator does."""
@@ -510,62 +289,9 @@ class Functionalizer:
             f"a write at {self.source} through a view made by {op} is not supported; it runs in eager mode"
         )
 
-    def _reshape_in_place(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
-    ) -> Any:
-        """Record ``unsqueeze_`` and similar operators, which change the shape of a tensor object: one more view in its
-        chain."""
-        self.whole()
-        functional = ops.functional_form(op)
-        if functional is None or not ops.is_view(functional):
-            raise CaptureError(
-                f"{op} at {self.source} changes the size or storage of a tensor in place; it runs in eager mode"
-            )
-        tensor = args[0]
-        node = self.value(tensor)
-        alias = self.aliases[id(tensor)]
-        if is_input := id(tensor) in self.former or (
-            alias.tensor is alias.base.root and alias.base.input_index is not None
-        ):
-            reshaped = any(one is tensor for one, _, _ in self.reshaped)
-            if op not in _RESHAPING or kwargs or reshaped is not (id(tensor) in self.former):
-                raise CaptureError(
-                    f"{op} at {self.source} changes the shape of an argument in place; it runs in eager mode"
-                )
-            self.reshaped.append((tensor, op, args[1:]))
-        view = View(functional, self.nodes(args[1:]), self.nodes(kwargs))
-        held = self._hold(tensor)
-        if is_input and id(tensor) not in self.former:
-            self.former[id(tensor)] = held
-            self.aliases[id(held)] = replace(alias, tensor=held)
-        result = run()
-        emitted = self.emit(functional, (node, *view.args), view.kwargs)
-        self._add_view(alias, (view,), tensor, emitted)
-        return result
-
-    def _batch_norm(self, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
-        """Record a batch norm in training, which writes its running statistics although one schema does not say so."""
-        values, weight, bias, mean, variance, training, momentum, epsilon = args
-        statistics = () if mean is None or variance is None else (mean, variance)
-        if not training:
-            functional, arguments = aten._native_batch_norm_legit_no_training.default, (*args[:5], momentum, epsilon)
-        elif statistics:
-            functional, arguments = aten._native_batch_norm_legit_functional.default, args
-        else:
-            functional = aten._native_batch_norm_legit.no_stats
-            arguments = (values, weight, bias, training, momentum, epsilon)
-        node = self.emit(functional, self.nodes(arguments), {})
-        result = run()
-        for position, part in enumerate(result):
-            self.own(part, self._part(node, position))
-        for position, tensor in enumerate(statistics, start=len(result)):
-            if training:
-                self.write(tensor, self._part(node, position))
-        return result
-
     # ---- helpers -----------------------------------------------------------------------------------------------------
 
-    def _part(self, whole: Node, position: int, value: Tensor | None = None) -> Node:
+    def part(self, whole: Node, position: int, value: Tensor | None = None) -> Node:
         return self.emit(
             operator.getitem, (whole, position), {}, whole.meta["val"][position] if value is None else value
         )
@@ -585,42 +311,14 @@ class Functionalizer:
             return {name: self._nodes(a) for name, a in arguments.items()}
         return arguments
 
-    def _functional_arguments(
-        self, op: OpOverload, functional: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the functional form: all except ``out=`` tensors, which tell a factory what to make."""
-        accepted = {a.name: a for a in functional._schema.arguments}
-        values = dict(kwargs)
-        if "out" in kwargs and ops.is_factory(functional):
-            values.update(dtype=kwargs["out"].dtype, device=kwargs["out"].device)
-        for argument in op._schema.arguments[len(args) :]:
-            parameter = accepted.get(argument.name)
-            if parameter is not None and argument.has_default_value() and not parameter.has_default_value():
-                values.setdefault(argument.name, argument.default_value)  # as in ``bernoulli_`` and ``bernoulli.p``
-        return self.nodes(args), {name: self.nodes(value) for name, value in values.items() if name in accepted}
-
 
 _SHARED = -1
-_BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 _SCATTERS: dict[OpOverload, OpOverload] = {
     aten.select.int: aten.select_scatter.default,
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
     aten.as_strided.default: aten.as_strided_scatter.default,
 }
-_OF_LAYOUTS = frozenset({aten.is_same_size.default, aten._has_same_storage_numel.default})
-SAME_METADATA = frozenset({aten.alias.default, aten.detach.default})  # another tensor object, nothing else
-_RESHAPING = frozenset(
-    {
-        aten.unsqueeze_.default,
-        aten.squeeze_.default,
-        aten.squeeze_.dim,
-        aten.squeeze_.dims,
-        aten.t_.default,
-        aten.transpose_.default,
-    }
-)
-"""In-place operators whose effect on an input the runtime repeats."""
 _RESHAPES = frozenset(
     {
         aten.view.default,
@@ -643,18 +341,3 @@ def _fakes(arguments: Any) -> Any:
     if isinstance(arguments, dict):
         return {name: _fakes(a) for name, a in arguments.items()}
     return arguments
-
-
-def _exchange(node: Node, tensor: Tensor, held: Tensor) -> None:
-    """Replace ``tensor`` by ``held`` in the metadata of ``node``."""
-    value = node.meta["val"]
-    if value is tensor:
-        node.meta["val"] = held
-    elif isinstance(value, tuple):
-        node.meta["val"] = tuple(held if part is tensor else part for part in value)
-
-
-def _can_raise(node: Node) -> bool:
-    """Whether the node's ``linalg`` operator has an argument that makes it check for errors."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(argument.name == "check_errors" for argument in schema.arguments)

@@ -30,6 +30,7 @@ from fuse.graph import convolution_gradients, recurrent_gradients, scattering, u
 from fuse.graph.aliases import View
 from fuse.graph.backward_graph import BackwardInput, root_of, split_backward
 from fuse.graph.capture import prepared
+from fuse.graph.changed_objects import read_later
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
 from fuse.graph.fakes import fake_like
 from fuse.graph.freed_graphs import GraphFreed, is_freed, is_freed_error
@@ -383,7 +384,7 @@ class JointRecorder(Recorder):
             fake = self.inputs.placeholders[i]
             node = add_placeholder(self.graph, f"{identifier(self.inputs.specs[i].name)}_later")
             node.meta.update(val=fake_like(fake, fake.stride()), source="")
-            self.functional.read_later(fake, node)
+            read_later(self.functional, fake, node)
             found[node] = i
         return found
 

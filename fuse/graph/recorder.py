@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
-from fuse.graph import dtype_numbers, probing
+from fuse.graph import changed_objects, dtype_numbers, functional_forms, probing
 from fuse.graph.arguments import named_leaves
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
@@ -188,7 +188,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.inputs.known(tensor)
         other = self.inputs.known(other)
         with self.fakes.aside():
-            self.functional.rebind(tensor, other, assign)
+            changed_objects.rebind(self.functional, tensor, other, assign)
 
     @contextlib.contextmanager
     def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
@@ -329,7 +329,9 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
                 self.inputs.specs[i] = replace(spec, index=positions[id(fake)])
         contents = self.containers.new_contents(changed.changed if changed else ())
         with self.fakes.aside():
-            data = tuple(self.functional.detached(self.inputs.placeholders[i]) for i in self.inputs.reassigned())
+            data = tuple(
+                changed_objects.detached(self.functional, self.inputs.placeholders[i]) for i in self.inputs.reassigned()
+            )
         return result, overlay.assigned(), contents, data
 
     # ---- recording ---------------------------------------------------------------------------------------------------
@@ -388,7 +390,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             del self.dispatches[count:]
             self.dispatches.append(Dispatch(op, args, kwargs, result, source))
             return result
-        result = self.functional.record(op, args, kwargs, lambda: self._run(op, args, kwargs))
+        result = functional_forms.record(self.functional, op, args, kwargs, lambda: self._run(op, args, kwargs))
         self.reader.recorded(op, args, kwargs, result)
         if reason := dtype_numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")

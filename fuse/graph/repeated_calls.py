@@ -28,7 +28,8 @@ from fuse.graph import overlap
 from fuse.graph.aliases import View, storage_of
 from fuse.graph.call_templates import CallTemplate, described, fits
 from fuse.graph.fakes import CONSTANTS, PARTS, FakeRunner, Recipe, is_recording
-from fuse.graph.functional import SAME_METADATA, Functionalizer
+from fuse.graph.functional import Functionalizer
+from fuse.graph.functional_forms import SAME_METADATA
 from fuse.graph.signature import Dispatch
 
 aten = torch.ops.aten
