@@ -25,7 +25,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(stage="clean", after="collect_writes")
+@register_pass(stage="clean", after="forward_pieces")
 def cats_at_once(graph: GraphModule) -> Iterator[Verdict]:
     """Turn a tensor that grows by a piece in every step into one concatenation."""
     inner = {node for node in graph.graph.nodes if _is_read_by_a_cat(node)}

@@ -41,7 +41,7 @@ class Part:
     end: int = 0
 
 
-@register_pass(stage="clean", after="forward_writes", before="cats_at_once")
+@register_pass(stage="clean", after="collect_writes")
 def forward_pieces(graph: GraphModule) -> Iterator[Verdict]:
     """Read the piece of a concatenation instead of the concatenation."""
     escaping = effects.escaping(graph)
@@ -49,6 +49,8 @@ def forward_pieces(graph: GraphModule) -> Iterator[Verdict]:
         if node.target in COLLECTORS:
             found = [(read, part_of(read, node)) for read in node.users if read.target in READS]
             parts = {read: part for read, part in found if part is not None}
+            if node.target is aten.stack.default and len({*parts.values()}) == len(pieces_of(node)):
+                continue  # all pieces are read, such as the last states of layers: each step has this stack
             if len({*parts.values()}) >= LEAST_STEPS:
                 yield declined(list(parts), "steps of a loop may each read another part")
                 continue

@@ -79,7 +79,9 @@ class RecordedInputs:
                     fake = self.fake_mode.from_tensor(tensor)
             self.adopted[id(tensor)] = (tensor, fake)
             self.data[id(fake)] = tensor
-            self.versions[id(fake)] = fake._version  # torch writes a storage into some of its new fake tensors
+            self.versions[id(fake)] = (
+                0 if fake.is_inference() else fake._version
+            )  # torch writes a storage into some of its new fake tensors
         return self.adopted[id(tensor)][1]
 
     def add(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
@@ -165,8 +167,9 @@ class RecordedInputs:
         """The inputs whose versions ``forward`` raised, and how often, without changes of their shapes."""
         reshaped = [id(fake) for fake, _, _ in self.functional.reshaped]
         before = self.versions
-        times = [one._version - before.get(id(one), 0) - reshaped.count(id(one)) for one in self.placeholders]
-        return tuple((i, count) for i, count in enumerate(times) if count)
+        counted = [(i, one) for i, one in enumerate(self.placeholders) if not one.is_inference()]
+        times = ((i, one._version - before.get(id(one), 0) - reshaped.count(id(one))) for i, one in counted)
+        return tuple((i, count) for i, count in times if count)
 
     def drawn(self, number: int | float, draw: int) -> Node:
         """A random number that Python draws as an input."""

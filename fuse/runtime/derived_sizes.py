@@ -10,12 +10,13 @@ is known where these agree. Graphs with a size that no formula gives are capture
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from fuse import ops
 from fuse.kernel.extents import Conditions, Extent, terms_of
 from fuse.kernel.polynomials import product_of, sum_of
 from fuse.kernel.recipes import bind
@@ -47,7 +48,7 @@ def formulas_of(
         given = bind(one.node.target, _with_shapes(one.args, shapes), _with_shapes(one.kwargs, shapes))
         rule = _RULES.get(one.node.target._schema.name.partition("::")[2])
         made = rule(given) if rule is not None else None
-        if made is None and not _named(one.sizes, names) <= _named(given, names):
+        if made is None and not _named(one.sizes, names) <= _passed_on(one, given, names):
             return None  # the operator computes a size in a way that is unknown here
         for size, formula in zip(one.sizes[0], made, strict=True) if made is not None else ():
             if terms_of(size) != terms_of(formula):
@@ -56,6 +57,43 @@ def formulas_of(
                     return None
                 equations.append(equation)
     return _in_given_sizes(list(dict.fromkeys(equations)), names)
+
+
+def _passed_on(one: NodeNumbers, given: Mapping[str, Any], names: Sequence[str]) -> set[str]:
+    """The named sizes that an operator without a formula may give its results.
+
+    Most operators only have sizes of their tensors. The numbers of some are ``forward``'s own. Others (of a slice, of
+    an image's new height) PyTorch may have computed, in ``chunk`` or ``interpolate``: a named size in them may be equal
+    by chance.
+    """
+    op: OpOverload = one.node.target  # type: ignore[assignment]  # the caller has checked it
+    name = op._schema.name.partition("::")[2]
+    if name.endswith("_backward") or name in _OF_NUMBERS or (name == "arange" and given.get("step", 1) == 1):
+        return _named(given, names)
+    tensors = list(_shapes(list(given.values())))
+    same = (
+        any(list(map(terms_of, one.sizes[0])) == list(map(terms_of, shape)) for shape in tensors) if one.sizes else True
+    )
+    kind = ops.kind(op)
+    of_tensors = kind in ("pointwise", "gemm") or (kind == "reduction" and "pool" not in name) or name in _OF_TENSORS
+    return _named(tensors, names) if same or of_tensors else set()
+
+
+def _shapes(given: Any) -> Iterator[Shape]:
+    """The shapes among arguments in which each tensor is a tuple of shapes."""
+    if isinstance(given, tuple):
+        yield from given
+    elif isinstance(given, list):
+        for one in given:
+            yield from _shapes(one)
+
+
+_OF_NUMBERS = frozenset({"view", "_unsafe_view", "reshape", "expand", "full", "zeros", "ones", "empty"})
+_OF_NUMBERS |= {"new_full", "new_zeros", "new_ones", "new_empty"}
+"""Operators whose numbers are ``forward``'s own, or follow from the number of elements."""
+_OF_TENSORS = frozenset({"select", "unbind", "squeeze", "unsqueeze", "transpose", "permute", "t", "stack"})
+_OF_TENSORS |= {"gather", "index", "index_select", "embedding"}
+"""Operators whose results only have sizes of their tensors."""
 
 
 def _with_shapes(argument: Any, shapes: Mapping[Node, tuple[Shape, ...]]) -> Any:
@@ -166,14 +204,16 @@ def _each(given: Any, dimensions: int) -> Sequence[int]:
 
 
 def _slice(given: Mapping[str, Any]) -> Shape | None:
-    """Every other element, from a constant one on to the end; other slices end where their numbers say."""
+    """Every element, or every other one, between constant distances from the ends; or so many of the first or last."""
     (shape,), dim, step = given["self"], given["dim"], given["step"]
     start, end, size = given["start"] or 0, given["end"], shape[dim]
     to_the_end = end is None or terms_of(end) == terms_of(size) or (not isinstance(end, Extent) and end >= _TO_THE_END)
-    if step == 1 or isinstance(start, Extent) or start < 0 or not to_the_end:
+    if isinstance(start, Extent) or (isinstance(end, Extent) and not to_the_end):
         return None
+    first = start if start >= 0 else size + start
+    last = size if to_the_end else end if end >= 0 else size + end
     made = list(shape)
-    made[dim] = _steps(size - start, 1, step)
+    made[dim] = _steps(last - first, 1, step)
     return tuple(made)
 
 

@@ -58,6 +58,8 @@ FEWEST = 4
 FEWEST_OF_ONE_SIZE = 3
 """Fewest calls where one size varies, and fewest values of each size: a formula in one size (a multiple, a sum with a
 constant, a multiple of a square) follows from one or two calls, and the others check it."""
+FEW_COLUMNS = 16
+"""Most sizes of which products of four are compared."""
 FEWEST_RUNS = 2
 """Fewest runs of ``forward`` with symbolic sizes: at one choice of sizes, two numbers may be equal by chance."""
 
@@ -355,7 +357,7 @@ def _with_derived_sizes(same: Sequence[CapturedGraphs]) -> Formulas | None:
     rest = [position for position in found[0] if position not in free]
     names = {position: f"n{i}" for i, position in enumerate(free)} | {p: f"derived{i}()" for i, p in enumerate(rest)}
     relation = renamed(found[1], [names[position] for position in found[0]])
-    if not rest or not _products_vary([columns[position] for position in found[0]]):
+    if not rest or not _products_vary(_moved([columns[position] for position in found[0]], columns)):
         return None
     derived = _formulas(chosen, relation, free, {names[position]: chosen.numbers[position] for position in rest})
     return (free, relation, derived) if derived is not None and _give((free, relation, derived), same) else None
@@ -372,13 +374,25 @@ def _equal_by_chance(columns: Sequence[Numbers], sizes: Sequence[int], call: int
     return sum(column[call] in values for column in set(columns) - own)
 
 
+def _moved(sizes: Sequence[Numbers], columns: Sequence[Numbers]) -> list[Numbers]:
+    """The numbers that are sizes, or sizes plus a constant.
+
+    >>> _moved([(2, 4, 3)], [(2, 4, 3), (5, 7, 6), (2, 4, 3), (4, 8, 6)])
+    [(2, 4, 3), (5, 7, 6)]
+    """
+    distinct = dict.fromkeys(columns)
+    return [one for one in distinct if any(len({a - b for a, b in zip(one, of, strict=True)}) == 1 for of in sizes)]
+
+
 def _products_vary(columns: Sequence[Numbers]) -> bool:
-    """Whether no product of two or three sizes, and no sum of two, is the same in all calls: it would be a constant.
+    """Whether no product of two to four sizes, and no sum of two, is the same in all calls: it would be a constant.
 
     >>> _products_vary([(2, 4, 3), (24, 12, 16)]), _products_vary([(2, 4, 3), (24, 12, 17)])
     (False, True)
     """
-    products = (map(prod, zip(*of, strict=True)) for k in (2, 3) for of in combinations_with_replacement(columns, k))
+    most = 4 if len(columns) <= FEW_COLUMNS else 3
+    several = chain.from_iterable(combinations_with_replacement(columns, count) for count in range(2, most + 1))
+    products = (map(prod, zip(*of, strict=True)) for of in several)
     sums = (map(sum, zip(*of, strict=True)) for of in combinations(columns, 2))
     return all(len(set(of)) > 1 for of in chain(products, sums))
 

@@ -26,7 +26,7 @@ def effects_on_inputs(signature: Signature) -> Effects | None:
     written, raised, reshaped = picker(positions), torch.autograd.graph.increment_version, signature.reshaped
 
     def effects(tensors: Sequence[Tensor]) -> None:
-        raised(written(tensors))
+        raised(tuple(one for one in written(tensors) if not one.is_inference()))  # these have no versions
         for one in reshaped:
             one.op(tensors[one.input_index], *one.args)
 

@@ -648,7 +648,7 @@ class SoftWarping(nn.Module):
 
 def test_a_row_of_cells_takes_code_in_proportion_to_its_length() -> None:
     lengths = []
-    for columns, launches in ((4, 3), (8, 3)):
+    for columns, launches in ((4, 3), (8, 4)):
         model, costs = SoftWarping(), torch.rand(3, 6, columns)
         assert_fuses(model, costs, launches=launches)
         fused = fuse.compile(model)

@@ -107,10 +107,11 @@ OTHERS = {
     "every second place": lambda x: torch.cat([x, x.exp()], 1)[:, 6::2],
     "another dimension": lambda x: torch.cat([x, x.exp()], 1)[2],
     "places of a stack": lambda x: torch.stack([x, x.exp()], 1)[:, 1:],
+    "each place of a stack": lambda x: sum(place.relu() for place in torch.stack([x, x.exp()], 1).unbind(1)),
 }
 DECLINED = {
     "steps of a loop may each read another part": lambda x: sum(
-        torch.stack([x, x + 1, x.exp(), -x])[i].relu() for i in range(4)
+        torch.stack([x, x + 1, x.exp(), -x, x * 2])[i].relu() for i in range(4)
     ),
     "the piece has another dtype": lambda x: torch.cat([x.double(), x.exp()], 1)[:, 7] * 2,
     "the result of exp would have another layout": lambda x: torch.cat([x.t().sin(), x.t()])[:6].exp(),

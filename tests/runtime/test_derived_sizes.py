@@ -120,6 +120,52 @@ def test_sizes_that_were_equal_are_apart_where_their_formulas_differ(
     assert any(shape[0] == 47 for shape in captures)
 
 
+class Beside(nn.Module):
+    """A strided convolution beside a function of its input, or before it."""
+
+    def __init__(self, function: Callable[[nn.Conv1d, Tensor], Tensor], *convolution: int) -> None:
+        super().__init__()
+        self.function, self.first = function, nn.Conv1d(6, 6, *convolution)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.first, x)
+
+
+COMPUTED_INSIDE = {
+    "chunk": lambda first, x: torch.tanh(first(x)).sum(-1) + torch.sigmoid(x.chunk(3, -1)[0]).sum(-1),
+    "interpolate": lambda first, x: torch.tanh(first(x)).sum(-1) + F.interpolate(x, scale_factor=1 / 3).sum(-1),
+}
+
+
+@pytest.mark.parametrize("function", COMPUTED_INSIDE.values(), ids=COMPUTED_INSIDE)
+@pytest.mark.parametrize("rest", [1, 2])
+def test_sizes_that_torch_computes_from_others_are_no_formulas(
+    function: Callable[[nn.Conv1d, Tensor], Tensor],
+    rest: int,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """A third of the length, rounded in two ways: both are equal unless the length leaves ``rest``."""
+    torch.manual_seed(0)
+    model = Beside(function, 2, 3).eval()
+    lengths = [n for n in (14, 18, 23, 33, 27, 36, 48, 21, 25, 31, 43, 22) if n % 3 != rest]
+    sizes = [(b, 6, n) for b, n in zip((2, 3, 5, 4, 7, 6, 3, 8, 2, 4), lengths, strict=False)]
+    _called(model, [*sizes, (3, 6, 33 + rest), (4, 6, 27 + rest), (5, 6, 39 + rest)])
+
+
+def test_a_count_that_all_captured_calls_had_is_no_constant(
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """The mean is over 24 numbers in the first calls: its gradient is divided by that."""
+    torch.manual_seed(0)
+
+    def centred(first: nn.Conv1d, x: Tensor) -> Tensor:
+        y = F.pad(first(x), (1, 1))
+        return torch.tanh(y - y.mean((0, 2), keepdim=True))
+
+    alike = [(2, 6, 20), (3, 6, 12), (4, 6, 7), (6, 6, 4), (2, 6, 19), (3, 6, 11), (4, 6, 8)]
+    _called(Beside(centred, 1, 2).train(), [*alike, (5, 6, 5), (3, 6, 7), (5, 6, 18), (4, 6, 17)], True)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_layers_at_random_sizes(
     seed: int,

@@ -823,7 +823,7 @@ passes(
 passes(
     "cat_splitwithsizes",
     "1",
-    (4, 2),
+    (4, 1),
     lambda a, b, c: [s**2 for s in torch.cat([a, b, c], 1).split([2, 3, 5], 1)],
     r(2, 2),
     r(2, 3),
@@ -832,7 +832,7 @@ passes(
 passes(
     "cat_splitwithsizes (read once more)",
     "0",
-    (5, 2),
+    (5, 1),
     pieces_and_whole,
     r(2, 2),
     r(2, 3),
