@@ -1,71 +1,294 @@
-"""The values and the order of a graph's numbers in captured calls.
-
-rows, columns of x   captured (50, 3), (20, 5), (61, 9)     rows from 20 to 61, columns from 3 to 9, rows > columns
-(37, 4)              as before
-(20, 20)             unlike before: rows were always more than columns
-"""
+"""Programs for further sizes, made from those for some: the same steps as from a resized graph, at every size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+import copy
+import random
+from collections.abc import Callable
 
-from fuse.kernel.region_text import Numbers
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-_LESS, _EQUAL, _MORE = 1, 2, 4
-
-
-@dataclass(frozen=True, eq=False)
-class NumberRanges:
-    """Least and largest values of numbers, and the order of each two of them.
-
-    Attributes:
-        evaluate: computes the numbers from sizes.
-        bounds: the least and the largest value of each number.
-        orders: pairs of numbers whose ranges overlap, and the sum of ``_LESS``, ``_EQUAL`` and ``_MORE`` for the orders
-            that they had; without pairs that were in both orders.
-    """
-
-    evaluate: Callable[..., Numbers]
-    bounds: tuple[tuple[int, int], ...]
-    orders: tuple[tuple[int, int, int], ...]
-
-    def include(self, sizes: Sequence[int]) -> bool:
-        """Whether the numbers for these sizes are in their ranges, in an order that they had.
-
-        >>> ranges = number_ranges([(20, 50, 61), (3, 5, 9)], lambda rows, columns: (rows, columns))
-        >>> ranges.include((37, 4)), ranges.include((99, 4)), ranges.include((20, 9))
-        (True, False, True)
-        >>> number_ranges([(4, 9), (3, 8)], lambda *sizes: sizes).include((5, 6))
-        False
-        """
-        numbers = self.evaluate(*sizes)
-        inside = all(least <= n <= largest for n, (least, largest) in zip(numbers, self.bounds, strict=True))
-        return inside and self._are_ordered(numbers)
-
-    def include_orders(self, sizes: Sequence[int]) -> bool:
-        """Whether the numbers for these sizes are in an order that they had, in their ranges or not."""
-        return self._are_ordered(self.evaluate(*sizes))
-
-    def _are_ordered(self, numbers: Numbers) -> bool:
-        pairs = ((numbers[one], numbers[other], seen) for one, other, seen in self.orders)
-        return all(seen & (_LESS if m < n else _MORE if m > n else _EQUAL) for m, n, seen in pairs)
+import fuse
+from fuse.kernel.sized import lowering_of
+from fuse.runtime import engine, kinds_of_calls, patience, resized, sized_programs
+from fuse.runtime.fitting import Samples
+from fuse.runtime.kinds_of_calls import Between
+from fuse.runtime.schedule import schedule
+from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers
+from fuse.runtime.sized_programs import MOST_SAMPLES, SizedProgram
+from fuse.runtime.training import Training
+from fuse.runtime.wiring import wiring_of
+from tests.fuzz.sizes import WIDTH, Model, attention, windows
+from tests.runtime.test_generalised import by_mode, count_too, loop, plain, positions
 
 
-def number_ranges(columns: Sequence[Numbers], evaluate: Callable[..., Numbers]) -> NumberRanges:
-    """The ranges and orders of numbers with these values in captured calls."""
-    return NumberRanges(evaluate, tuple((min(column), max(column)) for column in columns), tuple(_orders(columns)))
+@pytest.fixture(autouse=True)
+def _made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every new size gets its program at its first call."""
+    monkeypatch.setattr(patience.Patience, "expected", lambda *_, **__: None)
+    monkeypatch.setattr(patience, "AT_ONCE", 1_000_000)
 
 
-def _orders(columns: Sequence[Numbers]) -> Iterator[tuple[int, int, int]]:
-    """Pairs of columns whose ranges overlap, with their orders, unless they were in both.
+Made = SizedProgram | Training
 
-    Such numbers may be equal, too: nothing has depended on which is larger, and code for different numbers is right for
-    equal ones.
-    """
-    for (one, a), (other, b) in combinations(enumerate(columns), 2):
-        if max(a) >= min(b) and max(b) >= min(a):
-            orders = {_LESS if m < n else _MORE if m > n else _EQUAL for m, n in zip(a, b, strict=True)}
-            if not orders >= {_LESS, _MORE}:
-                yield one, other, sum(orders)
+
+@pytest.fixture(name="programs")
+def _programs(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
+    """The programs that are made without a graph; each has the numbers of the resized graph's program, if that has the
+    same steps: a product may be a kernel at some sizes, and a library call at others."""
+    found: list[Made] = []
+    own = Between.program
+
+    def program(between: Between) -> Made | None:
+        made = own(between)
+        if made is not None:
+            found.append(made)
+            graph = between.captured().graphs[0]  # type: ignore[union-attr]  # a call between captured ones
+            outline, numbers = outline_and_numbers([SizedPart(schedule(graph), graph.meta["signature"])])
+            own_outline, own_numbers = outline_and_numbers([SizedPart(made.program.schedule, made.signature)])
+            assert own_outline != outline or own_numbers == numbers
+            sized = made.sized if isinstance(made, Training) else None
+            for one in (sized.forward, sized.backward) if sized else (made,):
+                assert wiring_of(one.program.schedule) == one.program.wiring
+        return made
+
+    monkeypatch.setattr(Between, "program", program)
+    return found
+
+
+def residual(m: Model, x: Tensor) -> Tensor:
+    return F.layer_norm(x + m.first(F.gelu(m.first(x))), (WIDTH,))
+
+
+def several(m: Model, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = m.first(x)
+    return y, y[1:], torch.cat([y, x], -1).relu()
+
+
+def with_library(m: Model, x: Tensor) -> Tensor:
+    """Operators that are called from Python, between kernels."""
+    return torch.sort(m.first(x).tanh(), 0).values.cumsum(0) * 2
+
+
+def in_steps(m: Model, x: Tensor) -> Tensor:
+    """A loop of which each step calls an operator from Python."""
+    h = x.new_zeros(x.shape[1:])
+    for step in x:
+        h = torch.sort(torch.tanh(m.first(step) + h), -1).values
+    return h
+
+
+def of_length(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).softmax(0) * x.shape[0]
+
+
+ALL = (plain, loop, residual, several, with_library, in_steps, attention, positions, count_too, by_mode)
+
+
+def run(function: Callable[[Model, Tensor], object], sizes: list[tuple[int, int]]) -> nn.Module:
+    torch.manual_seed(0)
+    model = Model(function).eval()
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for length, batch in sizes:
+            x = torch.randn(length, batch, WIDTH)
+            expected = model(x)
+            torch.testing.assert_close(fused(x), expected, rtol=1e-4, atol=1e-5)
+    return fused
+
+
+def at_random(count: int, seed: int = 0, longest: int = 40) -> list[tuple[int, int]]:
+    draw = random.Random(seed)
+    pairs = [(draw.randint(4, longest), draw.randint(2, 9)) for _ in range(count)]
+    return list(dict.fromkeys(pairs))
+
+
+@pytest.mark.parametrize("function", ALL, ids=lambda one: one.__name__)
+def test_programs_have_the_steps_of_resized_graphs(
+    function: Callable[[Model, Tensor], object], programs: list[Made]
+) -> None:
+    run(function, at_random(70))
+    assert len(programs) >= 8
+
+
+@pytest.mark.parametrize("function", [plain, loop, residual, several, attention], ids=lambda one: one.__name__)
+def test_training(function: Callable[[Model, Tensor], object], programs: list[Made]) -> None:
+    """Results and gradients at further sizes, also for a loss of some results, and gradients of gradients."""
+    torch.manual_seed(0)
+    model, other = Model(function), Model(function)
+    other.load_state_dict(model.state_dict())
+    fused = fuse.compile(model)
+    for number, (length, batch) in enumerate(at_random(70, longest=30)):
+        x = torch.randn(length, batch, WIDTH, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        result, expected = fused(x), other(y)
+        results = (result, expected) if isinstance(result, Tensor) else (result[number % 3], expected[number % 3])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+        losses = [one.square().sum() for one in results]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model.first.weight.grad, other.first.weight.grad, rtol=1e-3, atol=1e-3)
+        model.zero_grad()
+        other.zero_grad()
+    assert len(programs) >= 3
+    if not isinstance(result, Tensor):
+        return
+    x = torch.randn(17, 5, WIDTH, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    for m, z in ((fused, x), (other, y)):
+        (gradient,) = torch.autograd.grad(m(z).square().sum(), z, create_graph=True)
+        gradient.square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_no_graph_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Model(residual).eval()
+    fused = fuse.compile(model)
+    sizes = at_random(60)
+    copied = []
+    own = kinds_of_calls.resized
+    with torch.no_grad():
+        for number, (length, batch) in enumerate(sizes):
+            fused(torch.randn(length, batch, WIDTH))
+            if number == len(sizes) // 2:
+                monkeypatch.setattr(kinds_of_calls, "resized", lambda *given: copied.append(0) or own(*given))
+        assert len(copied) <= 4  # the graphs of calls beyond the samples
+        x = torch.randn(23, 5, WIDTH)
+        torch.testing.assert_close(fused(x), model(x))
+        (alone := fuse.compile(model))(x)
+    assert not fused.last_run.fallbacks
+    assert fused.last_run.launches == alone.last_run.launches
+
+
+def test_one_size_that_varies(programs: list[Made]) -> None:
+    run(plain, [(length, 3) for length in (50, 4, 20, 33, 41, 8, 12, 29, 17, 38, 25, 9, 30)])
+    assert programs
+
+
+def test_sizes_one_after_another(programs: list[Made]) -> None:
+    """Each size is beyond those before: captures and schedules further out serve those that follow."""
+    run(residual, [(length, 3) for length in range(4, 44)])
+    assert len(programs) >= 20
+
+
+class FromSource(nn.Module):
+    """Attention from one sequence to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.asked, self.norm = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory = F.gelu(self.given(source))
+        return self.norm(target + (self.asked(target) @ memory.transpose(1, 2)).softmax(-1) @ memory)
+
+
+def test_three_sizes_that_vary(programs: list[Made]) -> None:
+    """A batch, the length of a source and that of a target."""
+    torch.manual_seed(0)
+    model = FromSource().eval()
+    double, fused, draw = copy.deepcopy(model).double(), fuse.compile(model), random.Random(0)
+    with torch.no_grad():
+        for _ in range(60):
+            batch, source, target = draw.randint(2, 9), draw.randint(5, 40), draw.randint(5, 40)
+            x, y = torch.randn(batch, source, WIDTH), torch.randn(batch, target, WIDTH)
+            torch.testing.assert_close(fused(x, y), double(x.double(), y.double()).float(), rtol=1e-4, atol=1e-5)
+            assert not fused.last_run.fallbacks
+    assert len(programs) >= 8
+
+
+def test_sizes_in_whole_windows_and_halves() -> None:
+    run(windows, at_random(60))
+    run(lambda m, x: m.first(x[: x.shape[0] // 2]).relu(), at_random(60))
+
+
+def test_numbers_that_are_no_polynomials_are_sought_once(programs: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    sought = []
+    monkeypatch.setattr(Samples, "polynomial_through", lambda *_: sought.append(0))
+    run(plain, at_random(60))
+    assert len(sought) == 1
+    assert not programs
+
+
+def test_a_number_that_is_a_polynomial_at_some_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one sample has other numbers, there is no template any more."""
+    fused = run(plain, at_random(60))
+    (kind,) = (kind for kinds in fused._engine._kinds._by_state.values() for kind in kinds)
+    (common,) = kind._common
+    programs = common.programs
+    template = next(iter(programs._templates.values()))
+    sizes = (11, 7)
+    numbers = template.evaluate(*sizes)
+    assert template.extended(sized_programs._Sample(sizes, numbers)) is not None
+    assert template.extended(sized_programs._Sample(sizes, (*numbers[:-1], numbers[-1] + 1))) is None
+    assert programs.learnt < MOST_SAMPLES
+
+
+def test_a_kernel_that_does_not_serve_a_size_has_the_graph_resized() -> None:
+    fused = run(plain, at_random(60))
+    (kind,) = (kind for kinds in fused._engine._kinds._by_state.values() for kind in kinds)
+    (common,) = kind._common
+    sizes = next((b, a) for a in range(12, 30) for b in range(4, 7) if common.covers((b, a)))  # the smaller one first
+    assert common.programs.at(sizes) is not None
+    template = next(iter(common.programs._templates.values()))
+    served = [step.kernel.served for step in template.copy(*sizes)[0].plan.steps if hasattr(step, "kernel")]
+    assert all(one is not None and one.at(one.sizes) is not None for one in served)
+    with lowering_of(None):
+        assert all(one is not None and one.at(tuple(-n for n in one.sizes)) is None for one in served)
+
+
+def test_a_fault_of_fuse_has_the_graph_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(engine, "of_size", fault)
+    fused = run(plain, at_random(60))
+    assert not fused.last_run.fallbacks
+
+
+def test_programs_of_about_one_size_share_a_workspace(programs: list[Made]) -> None:
+    """Nothing is planned for the second one, and its first run touches no new memory; further apart, nothing is
+    shared."""
+    further = [(33, 7), (34, 7), (18, 7)]
+    fused = run(residual, [*(pair for pair in at_random(70) if pair not in further), *further])
+    of = {tuple(one.program.schedule.buffers[0].value.shape[:2]): one.program for one in programs}
+    first, second, other = of[33, 7], of[34, 7], of[18, 7]
+    assert first.wiring is second.wiring is other.wiring
+    assert first.workspace_bytes == second.workspace_bytes > other.workspace_bytes
+    assert first.wiring.memory(first.schedule) is second.wiring.memory(second.schedule)
+    assert first.wiring.memory(first.schedule) is not other.wiring.memory(other.schedule)
+    assert len(first.wiring.memory(first.schedule).pool) == 1
+    assert not fused.last_run.fallbacks
+
+
+def masked(m: Model, x: Tensor) -> Tensor:
+    """Constants of several operators that are computed from sizes: a mask, positions, and weights of equal elements."""
+    length = x.shape[0]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    places = torch.arange(length, dtype=torch.float32)[:, None] / 7
+    scores = torch.einsum("ibd,jbd->bij", x, m.first(x)).masked_fill(later, -1e9).softmax(-1)
+    return torch.einsum("bij,jbd->ibd", scores, x) + places[..., None].cos() + torch.full((length, 1, 1), 1 / 3)
+
+
+def test_constants_of_further_sizes_have_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values are eager's; once programs are known, no graph of a constant is copied."""
+    copied: list[object] = []
+    own = resized.value_of_origin
+    monkeypatch.setattr(resized, "value_of_origin", lambda origin: copied.append(origin) or own(origin))
+    torch.manual_seed(0)
+    fused = fuse.compile(model := Model(masked).eval())
+    with torch.no_grad():
+        sized = 0
+        for further, pairs in enumerate((at_random(70), at_random(20, seed=1, longest=20))):
+            for length, batch in pairs:
+                x = torch.randn(length, batch, WIDTH)
+                torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+                sized += bool(further) and fused.compiled.is_sized()
+            assert bool(copied) is not bool(further)
+            copied.clear()
+    assert sized >= 8
