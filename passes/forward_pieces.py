@@ -8,7 +8,8 @@ another size. Once it reads its own token, the concatenations only collect resul
 
 A read is a candidate if it lies within one piece. Declined where the steps of a loop may each read another part of one
 concatenation, which the loop then reads step by step (random numbers that are drawn ahead); where the dtype or the
-layout of the piece would become visible; and where the caller receives the read.
+layout of the piece would become visible; and where the caller receives the read. A stack of which all pieces are read,
+such as the last states of layers, stays: each step has it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def forward_pieces(graph: GraphModule) -> Iterator[Verdict]:
             found = [(read, part_of(read, node)) for read in node.users if read.target in READS]
             parts = {read: part for read, part in found if part is not None}
             if node.target is aten.stack.default and len({*parts.values()}) == len(pieces_of(node)):
-                continue  # all pieces are read, such as the last states of layers: each step has this stack
+                continue
             if len({*parts.values()}) >= LEAST_STEPS:
                 yield declined(list(parts), "steps of a loop may each read another part")
                 continue

@@ -43,12 +43,13 @@ def formulas_of(
     equations: list[Equation] = []
     for one in nodes:
         shapes[one.node] = one.sizes
-        if not isinstance(one.node.target, OpOverload):
+        op = one.node.target
+        if not isinstance(op, OpOverload):
             continue  # the nodes of a region or a loop come one by one
-        given = bind(one.node.target, _with_shapes(one.args, shapes), _with_shapes(one.kwargs, shapes))
-        rule = _RULES.get(one.node.target._schema.name.partition("::")[2])
+        given = bind(op, _with_shapes(one.args, shapes), _with_shapes(one.kwargs, shapes))
+        rule = _RULES.get(op._schema.name.partition("::")[2])
         made = rule(given) if rule is not None else None
-        if made is None and not _named(one.sizes, names) <= _passed_on(one, given, names):
+        if made is None and not _named(one.sizes, names) <= _passed_on(op, one.sizes, given, names):
             return None  # the operator computes a size in a way that is unknown here
         for size, formula in zip(one.sizes[0], made, strict=True) if made is not None else ():
             if terms_of(size) != terms_of(formula):
@@ -59,21 +60,18 @@ def formulas_of(
     return _in_given_sizes(list(dict.fromkeys(equations)), names)
 
 
-def _passed_on(one: NodeNumbers, given: Mapping[str, Any], names: Sequence[str]) -> set[str]:
+def _passed_on(op: OpOverload, results: Sequence[Shape], given: Mapping[str, Any], names: Sequence[str]) -> set[str]:
     """The named sizes that an operator without a formula may give its results.
 
     Most operators only have sizes of their tensors. The numbers of some are ``forward``'s own. Others (of a slice, of
     an image's new height) PyTorch may have computed, in ``chunk`` or ``interpolate``: a named size in them may be equal
     by chance.
     """
-    op: OpOverload = one.node.target  # type: ignore[assignment]  # the caller has checked it
     name = op._schema.name.partition("::")[2]
     if name.endswith("_backward") or name in _OF_NUMBERS or (name == "arange" and given.get("step", 1) == 1):
         return _named(given, names)
     tensors = list(_shapes(list(given.values())))
-    same = (
-        any(list(map(terms_of, one.sizes[0])) == list(map(terms_of, shape)) for shape in tensors) if one.sizes else True
-    )
+    same = not results or any(list(map(terms_of, results[0])) == list(map(terms_of, shape)) for shape in tensors)
     kind = ops.kind(op)
     of_tensors = kind in ("pointwise", "gemm") or (kind == "reduction" and "pool" not in name) or name in _OF_TENSORS
     return _named(tensors, names) if same or of_tensors else set()

@@ -1,4 +1,4 @@
-"""What a call does to its inputs besides writing values: versions that rise, shapes that change in place.
+"""Effects of a call on its inputs besides the values that it writes: versions that rise, shapes that change in place.
 
 self.mean.mul_(0.9)             version + 1: autograd raises, if it saved the mean before
 self.mean.data.mul_(0.9)        version + 0: autograd must not see this write

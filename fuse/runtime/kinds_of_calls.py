@@ -22,8 +22,10 @@ from torch.fx import GraphModule
 
 from fuse.kernel.region_text import Numbers
 from fuse.runtime.call_keys import Key
-from fuse.runtime.generalised import FEWEST_OF_ONE_SIZE, CapturedCall, CapturedGraphs, Generalised, generalised
+from fuse.runtime.captured_calls import CapturedCall, CapturedGraphs
+from fuse.runtime.generalised import Generalised, generalised
 from fuse.runtime.guards import CallGuard, integers_of, sources_of, tensor_check
+from fuse.runtime.number_formulas import FEWEST_OF_ONE_SIZE
 from fuse.runtime.probing_sizes import sample_sizes
 from fuse.runtime.program import Program
 from fuse.runtime.resized import resized

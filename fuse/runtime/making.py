@@ -34,10 +34,10 @@ from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.call_keys import Key, key_of_call, kind_of_sizes
+from fuse.runtime.captured_calls import CapturedCall
 from fuse.runtime.compiling import NotYet
 from fuse.runtime.drawing import drawing_of
 from fuse.runtime.ending import Ending, ending_of
-from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
 from fuse.runtime.input_effects import effects_on_inputs
 from fuse.runtime.interrupts import stopped_on_interrupt

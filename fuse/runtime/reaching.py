@@ -20,7 +20,8 @@ from fuse.graph.fakes import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.kernel.extents import LEAST_LOWERED
 from fuse.kernel.region_text import Numbers
-from fuse.runtime.generalised import CapturedCall, Generalised
+from fuse.runtime.captured_calls import CapturedCall
+from fuse.runtime.generalised import Generalised
 from fuse.runtime.guards import call_guard
 from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindOfCalls, numbers_of
 from fuse.runtime.made_up_calls import graphs_of, made_up_call

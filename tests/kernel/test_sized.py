@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fuse.kernel.extents import Conditions
 from fuse.kernel.lower import Kernel, lower, lower_for_sizes
 from fuse.kernel.region_text import text_and_numbers, with_numbers
-from fuse.kernel.sized import Text, lifted, lowering_for, relation_of
+from fuse.kernel.relations import lifted, relation_of
+from fuse.kernel.sized import Text, lowering_for
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 Shape = tuple[int, ...]
