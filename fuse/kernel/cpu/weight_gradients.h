@@ -56,7 +56,8 @@ FUSE_CONTRACTED static inline void fuse_correlate(fuse_vector<Real> *sums, int64
             }
 #pragma GCC unroll 24
             for (int tap = 0; tap < Taps; ++tap) {
-                const fuse_vector<Real> at = *(const fuse_loose_vector<Real> *)(seen[tap] + spot);
+                fuse_vector<Real> at = *(const fuse_loose_vector<Real> *)(seen[tap] + spot);
+                FUSE_IN_REGISTER(at);
 #pragma GCC unroll 24
                 for (int output = 0; output < Outputs; ++output) own[output][tap] += of[output] * at;
             }
