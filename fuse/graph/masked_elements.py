@@ -6,12 +6,13 @@
 
 ``MaskedElements`` tensors intercept the torch functions that receive them. These do the same for any number of chosen
 elements: elementwise operators whose other operands are numbers, or tensors without the dimension of chosen elements;
-and writes to the elements that the same mask chooses. Any other function learns the number.
+and writes to the elements that the same mask chooses. Any other function learns the number, and so does an operator of
+which a gradient is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fuse import ops
+from fuse.graph.read_numbers import WantsPlain
 
 aten = torch.ops.aten
 
@@ -87,6 +89,11 @@ def mask_of(indices: Any) -> Any:
     return indices[0] if isinstance(value, Tensor) and value.dtype is torch.bool and value.dim() else None
 
 
+def takes_gradients(operands: Iterable[Tensor]) -> bool:
+    """Whether autograd follows an operator on these operands; its gradient is taken at the sizes of one call."""
+    return torch.is_grad_enabled() and any(one.requires_grad for one in operands)
+
+
 class MaskSelections:
     """The :class:`MaskedElements` of one recording.
 
@@ -102,6 +109,8 @@ class MaskSelections:
         self._learn = learn
         self.sources: dict[int, tuple[Tensor, int, frozenset[Node]]] = {}
         """``id`` of a tensor -> the tensor, the key of the mask that chose it, the nodes that determine its size."""
+        self.unknown: dict[int, tuple[Tensor, int]] = {}
+        """The tensors of a finished recording whose size was not learned: ``id`` -> the tensor, the key of its mask."""
 
     def add(self, tensor: Tensor, mask: Tensor) -> None:
         """Note that ``tensor`` has the elements chosen by ``mask``."""
@@ -110,14 +119,16 @@ class MaskSelections:
     def follow(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note the recorded call of ``op``: its result has an unknown number of elements, too, or the number is
         learned."""
-        if not self.sources:
+        if not self.sources and not self.unknown:
             return
         given = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
+        if any(id(leaf) in self.unknown for leaf in given):
+            raise WantsPlain
         compact = [self.sources[id(leaf)] for leaf in given if id(leaf) in self.sources]
         if not compact:
             return
         mask = compact[0][1]
-        if all(one[1] == mask for one in compact):
+        if all(one[1] == mask for one in compact) and not takes_gradients(given):
             if op in _WRITES and not any(id(leaf) in self.sources for leaf in (args[0], *args[1])):
                 written, adds = mask_of(args[1]), len(args) > 3 and args[3]
                 same = written is not None and self._key(self._node(written)) == mask
@@ -137,13 +148,25 @@ class MaskSelections:
             for node in found[2]:
                 self._learn(node)
 
-    def forget(self) -> None:
-        """Make all tensors ordinary fake tensors again."""
-        for tensor, _, _ in self.sources.values():
+    def forget(self, is_known: Callable[[Node], bool]) -> None:
+        """Make all tensors ordinary fake tensors again. A gradient must not read those whose size is not ``is_known``:
+        it would be that of one call."""
+        for tensor, mask, nodes in self.sources.values():
+            if not all(map(is_known, nodes)):
+                self.unknown[id(tensor)] = tensor, mask
             plain: Any = tensor
             plain.__class__ = FakeTensor
             del plain.learned
         self.sources.clear()
+
+    def refuse_mask(self, key: int) -> None:
+        """Refuse a gradient in which the mask with this key chooses elements, if their number was not learned.
+
+        Raises:
+            WantsPlain: the call is recorded again, and the number is learned.
+        """
+        if any(mask == key for _, mask in self.unknown.values()):
+            raise WantsPlain
 
     def _note(self, tensor: Tensor, mask: int, nodes: frozenset[Node]) -> None:
         self.sources[id(tensor)] = tensor, mask, nodes

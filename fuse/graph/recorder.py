@@ -105,7 +105,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.unfollowed = ""  # why a tensor that got other memory is not followed
         self.packs = False  # whether the call has a packed sequence
         self.inputs = RecordedInputs(self.graph, self.functional, fake_mode, names_of_state(model, plan.attributes))
-        self.reader = Reader(self.functional, fake_mode, self.inputs, plan.plain_reads, self.gradients, self.dispatches)
+        self.reader = Reader(self.functional, fake_mode, self.inputs, plan.plain_reads, self.dispatches)
         self.drawn = DrawRecord(self.reader, self.inputs.drawn, plan.plain_reads, self.inputs.choices)
         self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.reader.copied)
         self.choosing = plan.choosing

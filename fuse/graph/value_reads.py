@@ -30,7 +30,7 @@ from fuse.errors import CaptureError
 from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
-from fuse.graph.masked_elements import MaskSelections, selects_by_mask
+from fuse.graph.masked_elements import MaskSelections, selects_by_mask, takes_gradients
 from fuse.graph.read_numbers import WantsPlain, distance, is_number, node_of, read_number
 from fuse.graph.recorded_inputs import RecordedInputs
 from fuse.graph.sources import user_line
@@ -66,7 +66,6 @@ class Reader:
         fake_mode: FakeTensorMode,
         inputs: RecordedInputs,
         plain: bool,
-        gradients: bool,
         dispatches: list[Any],
     ) -> None:
         self.functional = functional
@@ -85,7 +84,6 @@ class Reader:
         self._read: list[str] = []  # the user's line of each read
         self._sized: list[tuple[Tensor, Tensor]] = []  # fake tensors, with their values in this call
         self._counted: set[int] = set()  # keys of masks whose number of chosen elements is known in this call
-        self._gradients = gradients
         self._dispatches = dispatches
         self._copies = IndexCopies()
         self._chosen = MaskSelections(self._node, self._keys.of, self._learn_size)
@@ -208,6 +206,8 @@ class Reader:
         if ops.mutates(op) or ops.is_view(op) or (self.closed and not self._is_counted(op, args)):
             raise why
         nodes = self.functional.nodes(args), self.functional.nodes(kwargs)
+        if self.closed:
+            self._chosen.refuse_mask(self._keys.of(self._node(args[1][0])))
         with self._troubled():
             if self.closed:  # a gradient, whose values are unknown
                 mask = self._evaluation.value(nodes[0][1][0])
@@ -243,7 +243,7 @@ class Reader:
             node = self.functional.value(fake)
             self._evaluation.tell(node, value)
             self._read.append(self.functional.source)
-            if selects_by_mask(op, args) and not self._gradients:
+            if selects_by_mask(op, args) and not self.plain and not takes_gradients(args[:1]):
                 self._chosen.add(fake, args[1][0])
             else:
                 self._learn_size(node)
@@ -356,7 +356,7 @@ class Reader:
         if self._copies.are_visible([self.functional.aliases[id(tensor)].base for tensor in returned]):
             raise WantsPlain
         self._finished = True
-        self._chosen.forget()
+        self._chosen.forget(lambda node: (node, "size") in self.facts or not self._varying.of(node))
         groups: dict[tuple[Guard, torch.dtype], list[_Fact]] = {}
         for fact in self.facts.values():
             groups.setdefault((fact.guard, fact.node.meta["val"].dtype), []).append(fact)
