@@ -89,8 +89,6 @@ def obstacle(node: Node, mask: Node, between: Sequence[Node]) -> str | None:
             return "the written values are not chosen by the same mask"
         for one in between:
             if takes(one, mask):
-                if not operand(one, 0).meta["val"].is_contiguous():
-                    return "the result would have other strides"
                 continue
             if not ops.is_pointwise(one.target) or isinstance(one.meta["val"], tuple):
                 return f"{one.name} computes more than element by element"
@@ -130,7 +128,7 @@ def chosen_when_written(node: Node, mask: Node, between: Sequence[Node]) -> None
     if value.meta["val"].dim() > inner:
         for one in between:
             if takes(one, mask):
-                everywhere[one] = operand(one, 0)
+                everywhere[one] = contiguous(operand(one, 0), node)
             elif callable(one.target):
                 args, kwargs = torch.fx.node.map_arg((one.args, one.kwargs), lambda n: everywhere.get(n, n))
                 everywhere[one] = surgery.insert(node, one.target, *args, like=one, **kwargs)
@@ -140,3 +138,11 @@ def chosen_when_written(node: Node, mask: Node, between: Sequence[Node]) -> None
     for _ in range(inner):
         mask = surgery.insert(node, aten.unsqueeze.default, mask, -1)
     surgery.replace(node, surgery.insert(node, aten.where.self, mask, value, target))
+
+
+def contiguous(node: Node, before: Node) -> Node:
+    """``node``, or a contiguous copy: the elements that a mask chooses lie one after another, whatever they are chosen
+    from."""
+    if node.meta["val"].is_contiguous():
+        return node
+    return surgery.insert(before, aten.clone.default, node, memory_format=torch.contiguous_format)

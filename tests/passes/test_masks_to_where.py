@@ -26,6 +26,8 @@ WRITTEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a row": lambda x, y: put(x, y[:, 0] > 0, y[1]),
     "another tensor": lambda x, y: put(x, y > 0, y[y > 0]),
     "rows of another tensor": lambda x, y: put(x, y[:, 0] > 0, y[y[:, 0] > 0] * y[0] + 1),
+    "columns of another tensor": lambda x, y: put(x, y > 0, torch.cat([y, y + 1], 1)[:, 3:][y > 0]),
+    "another tensor transposed": lambda x, y: put(x, y > 0, (y.t() * 2).contiguous().t()[y > 0] + 1),
     "scaled in place": lambda x, y: put(x, x > 0, x[x > 0].mul_(3)),
     "several operators": lambda x, y: put(x, x > 0, torch.exp(y[x > 0] * 0.5) + x[x > 0].abs().sqrt()),
     "nan where nothing is chosen": lambda x, y: put(x, x > 0, x[x > 0].log()),
