@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ aten = torch.ops.aten
 _EXACT = 2**53
 _SMALL = 2**31
 """The bound that an integer is learned to have when it is first used in arithmetic."""
+
+
+T = TypeVar("T")
 
 
 class WantsPlain(CaptureError):
@@ -53,6 +56,7 @@ class Reading(Protocol):
     def truth(self, node: Node) -> bool: ...
     def number(self, node: Node) -> Any: ...
     def tensor(self, node: Node) -> Tensor: ...
+    def uncounted(self, compute: Callable[[], T]) -> T: ...
 
 
 class DrawnNumber(Protocol):
@@ -372,12 +376,20 @@ _TAKE = frozenset(
 """The same, for functions that reject a number that does not fit the dtype."""
 
 
+_WEIGHTS = {"add": "alpha", "sub": "alpha", "subtract": "alpha", "lerp": "weight"}
+"""Functions of two tensors, and the name of the number by which they weigh the second one."""
+_EXACTLY_SCALED = frozenset({torch.float32, torch.float64})
+"""Dtypes in which they compute; narrower ones they convert first."""
+
+
 def _with_tensors(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """The arguments with tensors in place of Numbers, if ``func`` then has the same result."""
     name = getattr(func, "__name__", "")
     unchanged = args, kwargs
+    if (weight := _WEIGHTS.get(name.rstrip("_"))) and (weighed := _weighed(args, kwargs, weight)) is not None:
+        return weighed, {}
     if name not in _COMPUTE | _TAKE or "rounding_mode" in kwargs or type(kwargs.get("alpha")) is Number:
         return unchanged
     if name == "__setitem__":
@@ -395,6 +407,19 @@ def _with_tensors(
             if given[argument] is None:
                 return unchanged
     return tuple(given[i] for i in range(len(args))), {key: given[key] for key in kwargs}
+
+
+def _weighed(args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: str) -> tuple[Any, ...] | None:
+    """The operands of ``add(x, y, alpha=n)`` or ``lerp(x, y, n)`` with a tensor in place of the Number; None if the
+    result may be another."""
+    start, end, number = (*args, *kwargs.values()) if len(args) + len(kwargs) == 3 else (None, None, None)
+    if type(number) is not Number or set(kwargs) - {weight}:
+        return None
+    if not (isinstance(start, Tensor) and isinstance(end, Tensor) and start.dtype is end.dtype in _EXACTLY_SCALED):
+        return None
+    if (made := _as_tensor(number, start, False)) is None:
+        return None
+    return (start, end, made) if weight == "weight" else (start, number.facts.reader.uncounted(lambda: end * made))
 
 
 def _as_tensor(number: Number, beside: Tensor, exactly: bool) -> Tensor | None:

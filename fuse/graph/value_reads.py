@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ aten = torch.ops.aten
 
 LARGEST_LIST = 64
 """The most elements of a list of separate Numbers; larger lists are learned as a whole."""
+
+T = TypeVar("T")
 
 READS = frozenset({aten._local_scalar_dense.default, aten.allclose.default, aten.equal.default})
 """Operators that return a Python value of a tensor."""
@@ -317,12 +319,17 @@ class Reader:
 
     def _copied(self, table: Tensor, copy: Callable[[], Tensor | None]) -> Tensor | None:
         """The ``copy`` of a part of ``table``, where eager returns a view."""
-        count = len(self._dispatches)
-        result = copy()
-        del self._dispatches[count:]
+        result = self.uncounted(copy)
         if result is not None:
             self.gave_symbols = True
             self.copied(table, result)
+        return result
+
+    def uncounted(self, compute: Callable[[], T]) -> T:
+        """The result of ``compute``, whose operators eager does not run."""
+        count = len(self._dispatches)
+        result = compute()
+        del self._dispatches[count:]
         return result
 
     def copied(self, table: Tensor, copy: Tensor) -> None:

@@ -371,6 +371,16 @@ def cooling(self, x):
     return torch.softmax(self.layer(x) / self.heat, -1)
 
 
+def mean_teacher(self, x):
+    """A moving average that begins with the mean of all weights so far."""
+    alpha = min(1 - 1 / (self.calls + 1), 0.8)
+    self.calls += 1
+    with torch.no_grad():
+        self.masks[:4].mul_(alpha).add_(self.layer.weight, alpha=1 - alpha)
+        self.masks[4:8].lerp_(self.layer.weight, 1 - alpha)
+    return self.layer(x) * (self.masks[:3] - self.masks[5:8])
+
+
 def warming_up(self, x):
     self.calls += 1
     return self.layer(x) * min(1.0, self.calls / 8)
@@ -384,9 +394,10 @@ def warming_up(self, x):
         (next_mask_around, {"place": 0}),
         (every_other, {"calls": 0}),
         (cooling, {"heat": 1.0}),
+        (mean_teacher, {"calls": 0}),
         (warming_up, {"calls": 0}),
     ],
-    ids=["a place", "a place in a circle", "a turn", "a factor", "a ramp"],
+    ids=["a place", "a place in a circle", "a turn", "a factor", "a weight", "a ramp"],
 )
 def test_a_number_that_is_used_and_changed_is_an_input(
     function: Callable[..., Any], held: dict[str, Any], training: bool, strict: None
