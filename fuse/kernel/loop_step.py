@@ -28,7 +28,7 @@ from fuse.kernel.names import plain_name
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import as_memory
 from fuse.kernel.reading import check, maps_in, parts_of, read
-from fuse.kernel.recipes import Call, Result, Unsupported, arguments_of, translate
+from fuse.kernel.recipes import Call, Result, Unsupported, arguments_of, bind, translate
 from fuse.kernel.traversals import WORTH_KEEPING, cost_within_stage, reductions_below
 from fuse.kernel.values import Concat, Constant, Input, Map, Value
 
@@ -62,6 +62,9 @@ TABLES = (
     aten.scatter_add.default,
 )
 """Operators that read or write their first argument at positions; it must be in memory."""
+
+WRITTEN = frozenset({"source", "src", "values"})
+"""Their arguments with values that are written: every element of the result that may get one computes it."""
 
 
 def read_step(
@@ -167,16 +170,29 @@ def _worth_putting_together(node: Node, value: Concat) -> bool:
 
 
 def _with_tables(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Mapping[Node, Result]:
-    """``values`` with the table of an indexing operator stored in memory, if it is computed."""
+    """``values`` with those stored that an operator in ``TABLES`` reads at positions or, if they are costly, writes."""
     if node.target not in TABLES:
         return values
-    table = node.args[0]
+    table, written = node.args[0], _written(node)
     assert isinstance(table, Node)
     value = values[table]
     assert isinstance(value, Value)
-    if isinstance(value, Constant):
+    if not isinstance(value, Constant):
+        in_memory = as_memory(value) or reader.keep(value, f"{plain_name(node.name)}_table")
+        values = {**values, table: in_memory}
+    if written is None or written is table:
         return values
-    return {**values, table: as_memory(value) or reader.keep(value, f"{plain_name(node.name)}_table")}
+    value = values[written]
+    assert isinstance(value, Value)
+    if cost_within_stage(value) >= WORTH_KEEPING:
+        values = {**values, written: reader.keep(value, f"{plain_name(node.name)}_written")}
+    return values
+
+
+def _written(node: Node) -> Node | None:
+    """The tensor with the values that an operator in ``TABLES`` writes."""
+    bound = bind(node.target, node.args, node.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
+    return next((bound[name] for name in WRITTEN if isinstance(bound.get(name), Node)), None)
 
 
 def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:

@@ -360,6 +360,23 @@ def test_a_factor_is_turned_over_where_results_would_be_sums_across_vectors(exam
     assert kernel.source.count("_right = (float *)") == turned, kernel.source
 
 
+def messages(h: Tensor, x: Tensor, places: Tensor) -> Tensor:
+    return x.index_add(0, places, torch.tanh(h[places]))
+
+
+def copies(h: Tensor, x: Tensor, places: Tensor) -> Tensor:
+    return torch.tanh(x.index_add(0, places, h[places]))
+
+
+@pytest.mark.parametrize(("cell", "stored"), [(messages, True), (copies, False)], ids=["costly", "cheap"])
+def test_costly_values_that_are_added_at_computed_places_are_computed_once(cell: StepFunction, stored: bool) -> None:
+    places = torch.tensor([4, 0, 4, 1, 2, 2, 3])
+    example = Example(cell, [torch.randn(5, 8)], [torch.randn(6, 5, 8)], [places])
+    _, kernel, _ = lowered(example)
+    assert ("_written = (float *)" in kernel.source) is stored, kernel.source
+    assert_same_as_its_steps(example)
+
+
 def test_factors_of_long_sums_lie_along_them() -> None:
     _, kernel, _ = lowered(Example(of_long_sums, [torch.randn(200, 16)], [torch.randn(2, 17, 200)]))
     assert kernel.source.count("_left = (float *)") == 1
