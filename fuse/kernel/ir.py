@@ -21,7 +21,7 @@ import torch
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import Expression, Literal, Operand, Operation, Variable, both, either, fn, operation
 from fuse.kernel.index import ZERO, Affine, Stride
-from fuse.kernel.values import RankOrder, ReduceOp
+from fuse.kernel.values import RankOrder, ReduceOp, SolveKind
 
 BufferRole = OneOf["input", "output", "scratch"]
 LoopKind = OneOf["serial", "vector", "parallel"]
@@ -165,6 +165,18 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class Solve:
+    """``solution``, a matrix of this many ``rows`` and ``columns``, gets ``kind`` of ``sources``. The kernel returns
+    status 1 where eager may raise."""
+
+    kind: SolveKind
+    solution: Buffer
+    sources: tuple[Buffer, ...]
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
 class Fail:
     """Return status 1 from the kernel if ``condition`` (a name) is true: an index is out of range, and eager raises."""
 
@@ -199,7 +211,9 @@ class Scope:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | Rank | Fail | Comment | For | Scope
+Statement = (
+    Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | Rank | Solve | Fail | Comment | For | Scope
+)
 
 
 @dataclass(frozen=True)

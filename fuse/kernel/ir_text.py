@@ -30,6 +30,7 @@ from fuse.kernel.ir import (
     Pointer,
     Rank,
     Scope,
+    Solve,
     Statement,
     Store,
     better,
@@ -100,6 +101,9 @@ def _lines(statement: Statement) -> list[str]:
             return [
                 f"{statement.best.name} = positions of the {kind} of {statement.row.name}, {_ORDERS[statement.order]}"
             ]
+        case Solve():
+            sources = ", ".join(buffer.name for buffer in statement.sources)
+            return [f"{statement.solution.name} = {statement.kind} of {sources}; fail if it may not exist"]
         case Fail():
             return [f"fail if {statement.condition}"]
         case Comment():

@@ -10,6 +10,7 @@ before others are computed: the left operand of a product, or the result of a re
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.graph.loop import Loop
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel import ranking, scans
+from fuse.kernel import ranking, scans, small_matrices
 from fuse.kernel.loop_products import FACTORS, convolution_of, gradient_of_convolution, product_of
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.loop_stages import Cut, StepReader, StepValues
@@ -125,7 +126,10 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
     elif node.target in scans.OPS:
         result = _scan(reader, node, arguments_of(node, values))
     elif node.target in ranking.OPS:
-        result = _ranked(reader, node, arguments_of(node, values))
+        result = ranking.ranked(_bound(node, values), _keeping(reader, node))
+    elif node.target in small_matrices.OPS:
+        read_parts = {user.args[1] for user in node.users if user.target is operator.getitem}
+        result = small_matrices.solved(_bound(node, values), _keeping(reader, node), read_parts)
     elif node.target in EMPTY:
         held = node.meta["val"]
         result = Constant(tuple(held.shape), held.dtype, 0)
@@ -204,11 +208,15 @@ def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
     return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]  # a single result is always kept
 
 
-def _ranked(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
-    """The elements of a row in order, and their positions; the row is in memory, to be looked up again."""
+def _bound(node: Node, values: Mapping[Node, Result]) -> Call:
+    return Call(node.target, arguments_of(node, values), node.meta["val"])  # type: ignore[arg-type]  # FX types targets loosely
+
+
+def _keeping(reader: StepReader, node: Node) -> Callable[[Value], Input]:
+    """A function that stores a value, unless it is in memory, to be read at any place."""
 
     def keep(value: Value) -> Input:
         in_memory = None if isinstance(value, Constant) else as_memory(value)
         return in_memory or reader.keep(value, plain_name(node.name))
 
-    return ranking.ranked(Call(node.target, bound, node.meta["val"]), keep)  # type: ignore[arg-type]  # FX types targets loosely
+    return keep

@@ -40,9 +40,12 @@ from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.ranking import rank_nest
 from fuse.kernel.rows import RowNest
 from fuse.kernel.scans import scan_nest
+from fuse.kernel.small_matrices import solve_nest
 from fuse.kernel.traversals import WORTH_KEEPING, reductions_below, within_stage
-from fuse.kernel.values import Computation, Concat, Gather, Map, Output, Ranked, Reduce, Scan, Shape, view
+from fuse.kernel.values import Computation, Concat, Gather, Map, Output, Ranked, Reduce, Scan, Shape, Solved, view
 
+ALONE = (Concat, Scan, Ranked, Solved)
+"""Values that share no nest with others."""
 MAX_SPLITS = 32
 """Most attempts to build one nest, each with one loop split more."""
 
@@ -151,7 +154,7 @@ def _squeezed(output: Output) -> Output:
     """The output without dimensions of extent 1, so that outputs that differ only in these share a nest."""
     shape = output.value.shape
     kept = [d for d, extent in enumerate(shape) if not is_one(extent)]
-    if len(kept) == len(shape) or isinstance(output.value, (Concat, Scan, Ranked)) or reductions_below([output.value]):
+    if len(kept) == len(shape) or isinstance(output.value, ALONE) or reductions_below([output.value]):
         return output
     return Output(view(output.value, [shape[d] for d in kept]), tuple(output.strides[d] for d in kept))
 
@@ -160,7 +163,7 @@ def _groups(outputs: Sequence[Output], any_order: bool) -> list[list[int]]:
     """Groups of outputs that share a nest, as positions in ``outputs``.
 
     All outputs with reductions are one group. The others are grouped by shape and order of strides; with ``any_order``,
-    groups of one shape that share costly values are joined. Each concatenation, scan and ranking is a group of its own.
+    groups of one shape that share costly values are joined. Each value in ``ALONE`` is a group of its own.
     """
     with_reductions: list[int] = []
     alone: list[list[int]] = []
@@ -168,12 +171,10 @@ def _groups(outputs: Sequence[Output], any_order: bool) -> list[list[int]]:
     reducing = [bool(reductions_below([o.value])) for o in outputs]
     full = max((math.prod(r.source.shape) for o in outputs for r in reductions_below([o.value])), default=-1)
     for i, output in enumerate(outputs):
-        is_full = always_equal(full, math.prod(output.value.shape)) and not isinstance(
-            output.value, (Concat, Scan, Ranked)
-        )
+        is_full = always_equal(full, math.prod(output.value.shape)) and not isinstance(output.value, ALONE)
         if reducing[i] or is_full:
             with_reductions.append(i)
-        elif isinstance(output.value, (Concat, Scan, Ranked)):
+        elif isinstance(output.value, ALONE):
             alone.append([i])
         else:
             by_shape.setdefault((output.value.shape, order_of_loops(output)), []).append(i)
@@ -207,6 +208,9 @@ def _nest(targets: list[Sink], inputs: list[Buffer], names: Names) -> list[State
         return with_splits(first.value.shape, lambda d: scan_nest(first, inputs, names, d))
     if isinstance(first.value, Ranked):
         return with_splits(first.value.source.shape, lambda d: rank_nest(first, inputs, names, d))
+    if isinstance(first.value, Solved):
+        batch = first.value.sources[0].shape[:-2]
+        return with_splits(batch, lambda d: solve_nest(first, inputs, names, d))
     if isinstance(first.value, Concat):
         groups = _sharing(_pieces(first))
         return [s for group in groups for s in _scoped(_nest(group, inputs, names))]
@@ -228,7 +232,7 @@ def _sharing(pieces: Sequence[Sink]) -> list[list[Sink]]:
     shares = False  # whether the last group is one of elementwise pieces
     for piece in pieces:
         value = piece.value
-        elementwise = not isinstance(value, (Concat, Scan, Ranked)) and not reductions_below([value])
+        elementwise = not isinstance(value, ALONE) and not reductions_below([value])
         last = Output(groups[-1][-1].value, piece.strides) if shares and elementwise else None
         if last is not None and _share_costly_work(last, Output(value, piece.strides)):
             groups[-1].append(piece)

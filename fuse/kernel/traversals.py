@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fuse.kernel.values import Concat, Correlation, Map, Product, Reduce, Reindex, Value
+from fuse.kernel.values import Concat, Correlation, Map, Product, Reduce, Reindex, Solved, Value
 
 WORTH_KEEPING = 8
 """Least cost of an element (``Map.cost``) that is stored rather than computed again; a ``tanh`` costs 10."""
@@ -43,6 +43,8 @@ def children(value: Value) -> tuple[Value, ...]:
             return (value.source,)
         case Concat():
             return value.pieces
+        case Solved():
+            return value.sources
         case Product() | Correlation():
             return (value.left, value.right)
         case _:

@@ -29,6 +29,22 @@ RankOrder = Literal["topk", "any", "sort", "stable"]
 """The order of ranked elements, where some are equal: that of ``topk``, of unsorted ``topk``, of ``std::sort``, or as
 they come."""
 """``max`` and ``min`` propagate NaN; ``largest`` is the maximum that ignores NaN."""
+SolveKind = Literal[
+    "inverse",
+    "solution",
+    "factors",
+    "pivots",
+    "cholesky",
+    "lower",
+    "unit_lower",
+    "upper",
+    "unit_upper",
+    "with_factors",
+    "with_factors_transposed",
+]
+"""Functions of small matrices: the inverse; ``X`` of ``A @ X = B``; the factors of ``A`` and its pivots, as LAPACK's
+``getrf`` gives them; the lower Cholesky factor; ``X`` of ``A @ X = B`` for a triangular ``A``; and the same for factors
+and pivots of ``A`` or of its transpose."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +173,15 @@ class Ranked(Value):
     dim: int
     largest: bool
     order: RankOrder
+
+
+@dataclass(frozen=True, eq=False)
+class Solved(Value):
+    """Matrices in the last two dimensions that are ``kind`` of the matrices ``sources``. Kernels store them; no other
+    value may read them."""
+
+    sources: tuple[Input, ...]
+    kind: SolveKind
 
 
 @dataclass(frozen=True, eq=False)

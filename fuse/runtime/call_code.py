@@ -79,7 +79,7 @@ class ProgramMemory:
 class Writer:
     """Generator of the function of one program.
 
-    ``names`` are globals of the function: ``run``, ``tables``, ``fitted`` and ``PositionOutOfRange``, the ``pool`` of
+    ``names`` are globals of the function: ``run``, ``tables``, ``fitted`` and ``KernelFailed``, the ``pool`` of
     workspaces, ``new`` for a new workspace, and ``take`` for reused memory of saved results. ``loops`` are functions
     that run the loops in the program. With ``profiled``, every step is a profiler event; ``run`` records the events of
     native steps.
@@ -256,7 +256,7 @@ class Writer:
             self._add(
                 f"made = run(tables, {stretch.first}, {stretch.last}, address)",
                 "if made < 0:",
-                "    raise PositionOutOfRange",
+                "    raise KernelFailed",
                 "native += made",
             )
             return

@@ -46,7 +46,7 @@ from fuse.runtime.making import Maker, ModelCall, make, of_size
 from fuse.runtime.methods import Method, Methods
 from fuse.runtime.new_sizes import NewSizes, Way
 from fuse.runtime.parts import LazyRun, Parts
-from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
+from fuse.runtime.predicted import KernelFailed, Mispredicted
 from fuse.runtime.reaching import learn, reached
 from fuse.runtime.refusals import (
     ANOMALIES,
@@ -259,12 +259,12 @@ class Engine:
             args, kwargs, self._instead(compiled, raised)
         )  # which raises eager's own error, or catches it
 
-    def _instead(self, compiled: Compiled, error: Exception) -> Fallback | None:
-        """Why a call runs eager in which a program raised ``error``; None where eager raises, too."""
+    def _instead(self, compiled: Compiled, error: Exception) -> Fallback:
+        """Why a call runs eager in which a program raised ``error``, if eager does not raise."""
         if isinstance(error, Mispredicted):
             return self._give_up(compiled, Fallback(error.op, error.source, str(error)))
-        if isinstance(error, PositionOutOfRange):
-            return None
+        if isinstance(error, KernelFailed):
+            return Fallback(self._maker.name, "", str(error))
         message = without_numbers(str(error).partition("\n")[0])  # which matrix it was is no reason to warn again
         return Fallback(self._maker.name, "", f"an operator raised {type(error).__name__}: {message}")
 

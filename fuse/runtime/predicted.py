@@ -12,8 +12,11 @@ from fuse.graph.describing import dtype_name
 from fuse.runtime.steps import CallStep, PythonStep
 
 
-class PositionOutOfRange(Exception):
-    """An index is out of range; the kernel stopped before it wrote anything."""
+class KernelFailed(Exception):
+    """A kernel stopped before it wrote anything that the caller can see: eager raises, or may raise."""
+
+    def __str__(self) -> str:
+        return "a position is out of range, or a matrix may be singular"
 
 
 class Mispredicted(Exception):

@@ -32,7 +32,7 @@ from fuse.runtime.footprint import fresh_results
 from fuse.runtime.interrupts import awaited
 from fuse.runtime.layout import same_layout
 from fuse.runtime.live_ranges import buffers_in, handed_out, touched
-from fuse.runtime.predicted import PositionOutOfRange, fitted
+from fuse.runtime.predicted import KernelFailed, fitted
 from fuse.runtime.reference import Confirm
 from fuse.runtime.saved_memory import SavedMemory, can_be_used_again, forget
 from fuse.runtime.schedule import schedule
@@ -199,7 +199,7 @@ class Program:
         receive), and the launches: :class:`Launches`, or ``kernels + (libraries << 32)`` if no ATen call was made.
 
         Raises:
-            PositionOutOfRange: an index (embedding, gather) is out of range.
+            KernelFailed: an index (embedding, gather) is out of range, or a matrix may be singular.
             Mispredicted: an ATen operator returned another layout than predicted.
         """
         called = self._functions.get(profiled := _profiled()) or self._written(profiled)
@@ -252,7 +252,7 @@ class Program:
             "take": self._saved.take if self._saved else None,
             "tables": self._tables.address,
             "fitted": fitted,
-            "PositionOutOfRange": PositionOutOfRange,
+            "KernelFailed": KernelFailed,
         }
         codes, saved = self.wiring.codes, tuple(self._memory.saved.items())
         if self._native and saved in codes:

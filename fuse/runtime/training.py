@@ -30,7 +30,7 @@ from fuse.runtime.differentiable import InputsOfCall, WithStatistics, dependent,
 from fuse.runtime.guards import picker
 from fuse.runtime.input_effects import effects_on_inputs
 from fuse.runtime.layout import same_layout
-from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
+from fuse.runtime.predicted import KernelFailed, Mispredicted
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
 from fuse.runtime.result_reconstruction import Reconstruction, reconstruct_leaves
@@ -240,7 +240,7 @@ class Training:
                     raise Mispredicted("another call", "", "an input another layout")
             values, launches = program.run(inputs)
             fallbacks = program.fallbacks
-        except (Mispredicted, PositionOutOfRange) as error:
+        except (Mispredicted, KernelFailed) as error:
             reference = Reference(chosen.graph, Fallback("backward", "", f"{type(error).__name__}: {error}"))
             values, launches = reference.run(inputs)
             fallbacks = reference.fallbacks

@@ -50,6 +50,7 @@ from fuse.kernel.ir import (
     Load,
     Rank,
     Scope,
+    Solve,
     Statement,
     Store,
     better,
@@ -60,7 +61,7 @@ from fuse.kernel.lower import Declined, Kernel, attempt
 from fuse.kernel.names import fit_names
 from fuse.kernel.packing import Packing
 from fuse.kernel.target import LoopKernels, Target, Written
-from fuse.kernel.values import Computation, RankOrder
+from fuse.kernel.values import Computation, RankOrder, SolveKind
 from tests.kernel.expression_values import evaluate
 
 NUMPY: Mapping[torch.dtype, type[Any]] = {
@@ -137,6 +138,9 @@ def _lines(statement: Statement) -> list[str]:
         case Rank():
             how = f"{statement.largest}, {statement.order!r}"
             return [f"rank({statement.best.name}, {statement.row.name}, {how})"]
+        case Solve():
+            matrices = ", ".join(buffer.name for buffer in (statement.solution, *statement.sources))
+            return [f"if not solve({statement.kind!r}, {statement.rows}, {matrices}): return False"]
         case Fail():
             return [f"if {statement.condition}: return False"]
         case Comment():
@@ -196,6 +200,31 @@ def rank(best: Any, row: Any, largest: bool, order: RankOrder) -> None:
         best[:] = torch.sort(elements, descending=largest, stable=order == "stable").indices
 
 
+def solve(kind: SolveKind, rows: int, solution: Any, *sources: Any) -> bool:
+    a, *right = (torch.from_numpy(source).reshape(rows, -1) for source in sources)
+    try:
+        made = SOLVERS[kind](a, *right)
+    except torch.linalg.LinAlgError:
+        return False
+    solution[:] = made.reshape(-1).numpy()
+    return True
+
+
+SOLVERS: dict[SolveKind, Callable[..., torch.Tensor]] = {
+    "inverse": torch.linalg.inv,
+    "solution": torch.linalg.solve,
+    "factors": lambda a: torch.linalg.lu_factor(a).LU,
+    "pivots": lambda a: torch.linalg.lu_factor(a).pivots,
+    "cholesky": torch.linalg.cholesky,
+    "lower": lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
+    "upper": lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
+    "unit_lower": lambda a, b: torch.linalg.solve_triangular(a, b, upper=False, unitriangular=True),
+    "unit_upper": lambda a, b: torch.linalg.solve_triangular(a, b, upper=True, unitriangular=True),
+    "with_factors": lambda a, b, pivots: torch.linalg.lu_solve(a, pivots[:, 0], b),
+    "with_factors_transposed": lambda a, b, pivots: torch.linalg.lu_solve(a, pivots[:, 0], b, adjoint=True),
+}
+
+
 def call(operator: str, dtype: torch.dtype, *operands: Any) -> Any:
     """A function: the meaning of its operator."""
     given = [torch.from_numpy(np.asarray(operand)) for operand in operands]
@@ -203,7 +232,15 @@ def call(operator: str, dtype: torch.dtype, *operands: Any) -> Any:
     return NUMPY[dtype](evaluate(Operation(dtype, operator, parameters), given).numpy())
 
 
-SPACE: dict[str, Any] = {"load": load, "store": store, "array": array, "rank": rank, "call": call, "torch": torch}
+SPACE: dict[str, Any] = {
+    "load": load,
+    "store": store,
+    "array": array,
+    "rank": rank,
+    "solve": solve,
+    "call": call,
+    "torch": torch,
+}
 SPACE |= {"inf": math.inf, "nan": math.nan, **{dtype_name(dtype): number for dtype, number in NUMPY.items()}}
 
 

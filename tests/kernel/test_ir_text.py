@@ -22,6 +22,7 @@ from fuse.kernel.ir import (
     Pointer,
     Rank,
     Scope,
+    Solve,
     Statement,
     Store,
 )
@@ -46,6 +47,13 @@ STATEMENTS: dict[str, Statement] = {
     "memory held: 64 of float64": Declare(Buffer("held", torch.float64, "scratch", 64)),
     "best = positions of the largest of row, in order": Rank(
         Buffer("best", torch.int64, "scratch", 2), Buffer("row", torch.float32, "scratch", 8), True, "topk"
+    ),
+    "x = solution of a, b; fail if it may not exist": Solve(
+        "solution",
+        Buffer("x", torch.float32, "scratch", 8),
+        (Buffer("a", torch.float32, "scratch", 16), Buffer("b", torch.float32, "scratch", 8)),
+        4,
+        2,
     ),
     "fail if outside": Fail("outside"),
     "# a remark": Comment("a remark"),

@@ -93,11 +93,11 @@ def distances(m: Model, x: Tensor) -> object:
 
 @case(each=3, dtype=torch.float64)
 def equations_in_double(m: Model, x: Tensor) -> object:
-    h, kept = torch.zeros(WIDTH, 1, dtype=x.dtype), []
+    h, kept = torch.zeros(1, WIDTH, dtype=x.dtype), []
     matrix = m.cell.weight @ m.cell.weight.t() + torch.eye(WIDTH, dtype=x.dtype)
     for step in x:
-        h = torch.linalg.solve(matrix + step[0].sigmoid().diag(), step[1:2].t() + h.tanh())
-        kept.append(h[:, 0])
+        h = torch.linalg.solve(matrix + step[0].sigmoid().diag(), step[1:2] + h.tanh(), left=False)
+        kept.append(h[0])
     return torch.stack(kept)
 
 

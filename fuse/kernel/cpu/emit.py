@@ -34,6 +34,7 @@ from fuse.kernel.ir import (
     Pointer,
     Rank,
     Scope,
+    Solve,
     Statement,
     Store,
     better,
@@ -165,6 +166,10 @@ def _statement(statement: Statement, depth: int, threads: Threads = "one") -> li
             how = f"{str(statement.largest).lower()}, Order::{statement.order}"
             row, best = statement.row, statement.best
             return [f"{pad}fuse_rank<{how}>({row.name}, {row.extent}, {best.extent}, {best.name});"]
+        case Solve():
+            size = f"{statement.rows}, {statement.columns}"
+            matrices = ", ".join(buffer.name for buffer in (statement.solution, *statement.sources))
+            return [f"{pad}if (!fuse_{statement.kind}<{size}>({matrices})) return 1;"]
         case Fail():
             return [f"{pad}if ({statement.condition}) return 1;"]
         case Comment():

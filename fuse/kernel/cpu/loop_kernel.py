@@ -33,9 +33,11 @@ from fuse.kernel.names import plain_name
 from fuse.kernel.region_text import Numbers, text_and_numbers, with_numbers
 from fuse.kernel.sized import Text, call_at_hand
 from fuse.kernel.target import LoopKernels
-from fuse.kernel.values import Ranked
+from fuse.kernel.values import Ranked, Solved
 
 HEADERS = ("threads.h", "products.h")
+HEADERS_OF = {Ranked: "ranking.h", Solved: "small_matrices.h"}
+"""The header of a kind of value."""
 
 Schedule = Callable[[Frame, str], ThreadFunction]
 
@@ -146,8 +148,8 @@ def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
     sizes = tuple((size.name, size.value) for size in frame.sizes)
     parallel = several(threads_that_pay(share, frame.spec.trip_count))
     memory = share.workspace + ALIGNMENT
-    ranks = any(isinstance(stage, Kept) and isinstance(stage.value, Ranked) for stage in frame.step.stages)
-    headers = (*HEADERS, "ranking.h") if ranks else HEADERS
+    kept = {type(stage.value) for stage in frame.step.stages if isinstance(stage, Kept)}
+    headers = (*HEADERS, *(header for kind, header in HEADERS_OF.items() if kind in kept))
     return Kernel(name, source, frozenset(), parallel, memory, sizes, headers, share.schedule)
 
 

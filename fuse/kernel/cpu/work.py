@@ -9,7 +9,7 @@ from __future__ import annotations
 from fuse.kernel.config import Threads
 from fuse.kernel.cpu.printer import calls
 from fuse.kernel.extents import is_one, unless_below
-from fuse.kernel.ir import For, KernelBody, Let, Rank, Scope, Statement
+from fuse.kernel.ir import For, KernelBody, Let, Rank, Scope, Solve, Statement
 from fuse.kernel.members import Members
 
 PARALLEL_WORK = 65_536
@@ -47,6 +47,8 @@ def work(statement: Statement) -> int:
             return sum(work(s) for s in statement.body)
         case Rank():
             return 8 * statement.row.extent
+        case Solve():
+            return statement.rows**2 * statement.columns
         case Let():
             return 8 if calls(statement.value) else 1
         case _:
