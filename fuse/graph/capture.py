@@ -36,12 +36,14 @@ def capture(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     mutated: Sequence[Attribute] = (),
+    converts: bool = False,
 ) -> GraphModule:
     """One functional ATen graph of ``model(*args, **kwargs)``.
 
     The arguments may be real tensors, fake tensors, or any Python values; they are neither changed nor kept. The graph
     is what ``torch.no_grad()`` would run, without gradients. ``mutated``: attributes that other calls are known to
-    assign; those that this call assigns are found.
+    assign; those that this call assigns are found. ``converts``: integers that ``int`` makes of tensors are known to
+    differ from call to call.
 
     Raises:
         CaptureError: the call depends on data, or does something that a graph cannot represent; the message names the
@@ -54,26 +56,35 @@ def capture(
     InputSpec(kind='parameter', name='weight', index=-1, value=None)
     """
 
-    return _captured(model, args, kwargs or {}, mutated, shorten=False)
+    return _captured(model, args, kwargs or {}, mutated, converts, shorten=False)
 
 
 def capture_short(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mutated: Sequence[Attribute] = ()
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    mutated: Sequence[Attribute] = (),
+    converts: bool = False,
 ) -> GraphModule:
     """As :func:`capture`, for passes that roll loops: most steps of long loops may be left out of the graph
     (:mod:`fuse.graph.short_graphs`)."""
-    return _captured(model, args, kwargs, mutated, shorten=True)
+    return _captured(model, args, kwargs, mutated, converts, shorten=True)
 
 
 def _captured(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mutated: Sequence[Attribute], shorten: bool
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    mutated: Sequence[Attribute],
+    converts: bool,
+    shorten: bool,
 ) -> GraphModule:
     def record(plan: Plan) -> GraphModule:
         with prepared(model, args, kwargs) as fake_mode:
             recorder = Recorder(model, fake_mode, plan, shorten=shorten)
             return recorder.short(recorder.run(args, dict(kwargs)))
 
-    return settled(record, mutated)
+    return settled(record, mutated, converts)
 
 
 @contextlib.contextmanager

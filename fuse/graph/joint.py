@@ -99,12 +99,13 @@ def capture_joint(
     mutated: Sequence[Attribute] = (),
     differentiate: Differentiate | None = None,
     *,
+    converts: bool = False,
     shorten: bool = False,
 ) -> Joint:
     """The functional graphs of ``model(*args, **kwargs)`` and of its gradients.
 
     ``differentiate`` is tried first; if ``shorten``, on a graph without most steps of long loops
-    (:mod:`fuse.graph.short_graphs`). ``mutated`` is as in :func:`fuse.graph.capture.capture`.
+    (:mod:`fuse.graph.short_graphs`). ``mutated`` and ``converts`` are as in :func:`fuse.graph.capture.capture`.
 
     Raises:
         CaptureError: as :func:`fuse.graph.capture.capture`, and if gradients have an effect that a graph cannot
@@ -123,7 +124,7 @@ def capture_joint(
             recorder = JointRecorder(model, fake_mode, plan, shorten=shorten)
             return recorder.joint(args, dict(kwargs or {}), differentiate)
 
-    return settled(record, mutated)
+    return settled(record, mutated, converts)
 
 
 def _autograd_facts(tensor: Tensor) -> tuple[bool, bool, bool]:

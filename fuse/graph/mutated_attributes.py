@@ -62,7 +62,7 @@ class Plan:
     counts. ``plain``: those whose numbers are constants of the graph. ``plain_reads``: numbers read from tensors become
     constants, too. ``freed``: ``forward`` takes gradients itself, and some results have no gradient any more.
     ``choosing``: code whose choices by random numbers are data (:mod:`fuse.graph.chosen_by_draws`); None if they must
-    not be.
+    not be. ``converts``: ``int(tensor)`` is no plain number (:mod:`fuse.graph.whole_numbers`).
     """
 
     attributes: tuple[Attribute, ...] = ()
@@ -71,6 +71,7 @@ class Plan:
     plain_reads: bool = False
     freed: bool = False
     choosing: frozenset[types.CodeType] | None = frozenset()
+    converts: bool = False
 
 
 class Assigns(CaptureError):
@@ -90,13 +91,13 @@ class Reads(CaptureError):
         self.attributes = frozenset(attributes)
 
 
-def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
+def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute], converts: bool = False) -> T:
     """The result of ``record`` under the first plan that needs no correction.
 
     Raises:
         CaptureError: an error of ``record``; or every plan needs a correction.
     """
-    plan = Plan(tuple(attributes))
+    plan = Plan(tuple(attributes), converts=converts)
     for _ in range(LARGEST_ATTEMPTS):
         try:
             return contextvars.copy_context().run(record, plan)
@@ -113,8 +114,8 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
         except Chooses as found:
             plan = replace(plan, choosing=found.codes)
         except WantsPlain:
-            if plan.choosing:
-                plan = replace(plan, choosing=None)
+            if plan.choosing or plan.converts:
+                plan = _as_written(plan)
                 continue
             plan = _with_constants(plan) if plan.numbers else replace(plan, plain_reads=True)
         except GraphFreed:
@@ -122,14 +123,19 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
                 raise
             plan = replace(plan, freed=True)
         except CaptureError as error:
-            if plan.choosing:
-                plan = replace(plan, choosing=None)
+            if plan.choosing or plan.converts:
+                plan = _as_written(plan)
                 continue
             if not plan.numbers:
                 error.assigned = _pairs(plan.attributes)
                 raise
             plan = _with_constants(plan)
     raise CaptureError("forward assigns other attributes each time it is captured")
+
+
+def _as_written(plan: Plan) -> Plan:
+    """The plan in which the user's functions run as they are written."""
+    return replace(plan, choosing=None) if plan.choosing else replace(plan, converts=False)
 
 
 def _with_constants(plan: Plan) -> Plan:

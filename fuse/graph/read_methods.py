@@ -2,6 +2,7 @@
 
     bool(t)   t.item()   t.tolist()   float(t)   t.numpy()      ->   reader.truth_of(t), reader.item(t), ...
     t[i]                                                        ->   reader.looked_up(t, i)
+    t[i] = x                                                    ->   reader.stored(t, i, x)
     torch.cond(t, f, g)                                         ->   f or g, run as plain Python
 
 The methods of fake tensors are replaced while a call is recorded, for the recording thread.
@@ -55,6 +56,13 @@ def reads_followed(reader: Reader) -> Iterator[None]:
                 return found
         return original(tensor, index)
 
+    store: Any = FakeTensor.__setitem__
+
+    def store_part(tensor: Any, index: Any, value: Any) -> None:
+        followed = threading.get_ident() == thread and not reader.closed and tensor.fake_mode is reader.fake_mode
+        if not followed or not reader.stored(tensor, index, value, original):
+            store(tensor, index, value)
+
     # Before torch 2.13 these functions compile themselves here, and cannot be followed.
     conditional = _CONDITIONAL if hasattr(_higher_order, _CONDITIONAL) else "setup_compilation_env"
     compiled: Any = getattr(_higher_order, conditional)
@@ -65,7 +73,10 @@ def reads_followed(reader: Reader) -> Iterator[None]:
         with reader.refusing():
             return run_plainly(function, args)
 
-    answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()} | {"__getitem__": part}
+    answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()} | {
+        "__getitem__": part,
+        "__setitem__": store_part,
+    }
     with patched(FakeTensor, answers), patched(_higher_order, {conditional: in_this_thread(followed, compiled)}):
         yield
     reader.close()

@@ -72,6 +72,7 @@ from fuse.graph.signature import Attribute, ChangedContainers, Dispatch, Signatu
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.value_checks import check_values, values_checked
 from fuse.graph.value_reads import READS, Reader
+from fuse.graph.whole_numbers import converted
 
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DEVICE = torch.ops.prim.device.default
@@ -109,6 +110,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.drawn = DrawRecord(self.reader, self.inputs.drawn, plan.plain_reads, self.inputs.choices)
         self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.reader.copied)
         self.choosing = plan.choosing
+        self.converts = plan.converts
         self.functions: list[FunctionType] = []  # of the user
         self.inference = InferenceModes(self.dispatches)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
@@ -242,6 +244,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
                 self.overlay.applied(self.inputs.of_attribute),
                 draws_followed(self.drawn, before.names),
                 self.choices.made(before.functions, self.choosing or frozenset()),
+                converted(before.functions if self.converts else (), self.reader.item),
             ):
                 yield
         except Exception as error:  # whatever the user's code raises

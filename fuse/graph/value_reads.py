@@ -43,6 +43,11 @@ LARGEST_LIST = 64
 
 T = TypeVar("T")
 
+
+def _ends(part: Any) -> tuple[Any, ...]:
+    return (part.start, part.stop) if type(part) is slice else ()
+
+
 READS = frozenset({aten._local_scalar_dense.default, aten.allclose.default, aten.equal.default})
 """Operators that return a Python value of a tensor."""
 
@@ -293,6 +298,16 @@ class Reader:
 
     def _window(self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
         """``tensor[index]`` as a look-up, if the index has slices whose ends are integers in tensors."""
+        found = self._bounds(tensor, index, view)
+        if found is None:
+            return None
+        table, dims, starts, lengths = found
+        return self._copied(table, lambda: window(table, dims, starts, lengths))
+
+    def _bounds(
+        self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]
+    ) -> tuple[Tensor, list[int], list[Tensor], list[int]] | None:
+        """The tensor that such slices cut, their dimensions, starts and lengths; None if their ends must be learned."""
         ends = [end for one in windows_in(index) for end in (one.start, one.stop)]
         if self.plain or not self._are_ours([end for end in ends if isinstance(end, Tensor)]):
             return None
@@ -311,8 +326,43 @@ class Reader:
             self.truth(self.emit(aten.le.Scalar, stop, table.shape[dim]))
             length = distance(first, end)
             lengths.append(self.number(self.emit(aten.sub.Tensor, stop, start)) if length is None else length)
-        starts = [self.tensor(start) for start, _ in nodes]
-        return self._copied(table, lambda: window(table, dims, starts, lengths))
+        return table, dims, [self.tensor(start) for start, _ in nodes], lengths
+
+    def stored(self, tensor: Tensor, index: Any, value: Any, view: Callable[[Tensor, Any], Tensor]) -> bool:
+        """Record ``tensor[index] = value`` as a write at positions, if one part of the index is a Number, or a slice
+        between two; False if these must be learned."""
+        parts = index if type(index) is tuple else (index,)
+        if not any(is_number(end) for part in parts for end in (part, *_ends(part))) or not self._may_store(
+            tensor, value
+        ):
+            return False
+        if windows_in(index):
+            found = self._bounds(tensor, index, view)
+            if found is None or len(found[1]) > 1:
+                return False
+            table, dims, (start,), (length,) = found
+            place = self.uncounted(lambda: start + torch.arange(length))
+        else:
+            if len(numbers := positions_in(index)) != 1 or self.plain:
+                return False
+            table, dims = viewed(tensor, index, view)
+            node = node_of(numbers[0])
+            if not -table.shape[dims[0]] <= self._number(node) < table.shape[dims[0]]:
+                return False
+            place = self.tensor(node)
+        if value.dim() > table.dim() - 1 + place.dim():
+            return False
+        self.gave_symbols = True
+        made = self.uncounted(lambda: value.to(table.dtype))
+        aten.index_put_.default(table, [*[None] * dims[0], place], made)
+        return True
+
+    def _may_store(self, tensor: Tensor, value: Any) -> bool:
+        """Whether eager's write of ``value`` to a part of ``tensor`` is one to positions."""
+        if not isinstance(value, Tensor) or tensor.requires_grad or takes_gradients([value]):
+            return False
+        aliases = self.functional.aliases
+        return aliases[id(self._known(tensor))].base is not aliases[id(self._known(value))].base
 
     def _are_ours(self, tensors: Sequence[Tensor]) -> bool:
         return all(isinstance(one, FakeTensor) and one.fake_mode is self.fake_mode for one in tensors)

@@ -336,6 +336,7 @@ class Engine:
         if fewest_apart([compiled.drawing for compiled, _ in alike], values) > LARGEST_APART:
             return self.eager(call.args, call.kwargs, family.in_vain(self._maker.name, missed, ends=True))
         numbers = [len(c.confirmation.served) for c, _ in alike if c.confirmation]
+        self._maker.converts |= missed is not None and missed.guard == "number"
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
             with self._lock, without_garbage_collection(), self._new_sizes.lowering(call):
                 known = [pair[0] for pair in self._alike(first, call)]

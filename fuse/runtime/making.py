@@ -89,6 +89,7 @@ class Maker:
         fuel: number of rewrites to apply; None for all.
         lock: held while the model is captured.
         kept: attributes that calls assigned so far.
+        converts: whether integers that ``int`` made of tensors differed between calls.
         changing: guards of calls that changed something outside of their results, once.
         filling: the reason that the last such call is reported with.
         trained: tensors with ``requires_grad`` in plain attributes or globals, which are no parameters.
@@ -102,6 +103,7 @@ class Maker:
     fuel: int | None
     lock: ForkedLock
     kept: tuple[Attribute, ...] = ()
+    converts: bool = False
     changing: tuple[CallGuard, ...] = ()
     filling: tuple[Fallback, ...] | None = None
     trained: tuple[Tensor, ...] = ()
@@ -301,7 +303,8 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
     if maker.frozen:
         raise FuseError("the call needs gradients, but the weights are frozen")
     by_loop = by_loops(maker.passes, maker.fuel)
-    found = capture_joint(maker.model, call.args, call.kwargs, maker.kept, by_loop, shorten=_may_shorten(maker))
+    model, args, kwargs, shorten = maker.model, call.args, call.kwargs, _may_shorten(maker)
+    found = capture_joint(model, args, kwargs, maker.kept, by_loop, converts=maker.converts, shorten=shorten)
     _decline(without_kernels(found.forward))
 
     def rewritten(graph: GraphModule) -> None:
@@ -316,10 +319,8 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
 
 def captured(maker: Maker, call: ModelCall) -> GraphModule:
     """The call, captured and rewritten; most steps of long loops are captured only where they do not become a loop."""
-    if _may_shorten(maker):
-        graph = capture_short(maker.model, call.args, call.kwargs, maker.kept)
-    else:
-        graph = capture(maker.model, call.args, call.kwargs, maker.kept)
+    record = capture_short if _may_shorten(maker) else capture
+    graph = record(maker.model, call.args, call.kwargs, maker.kept, maker.converts)
     _decline(without_kernels(graph))
     short = graph
     try:
