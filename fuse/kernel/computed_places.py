@@ -4,6 +4,7 @@
     index_put(x, [i], 1)     ->   1 where row is any of i, else x                      one number at many positions
     scatter(x, 0, i, y)      ->   y[k] of the last k where row == i[k], else x         many numbers, the last one stays
     index_add(x, 0, i, y)    ->   x + sum over k of (y[k] where row == i[k], else 0)   many rows, added
+    scatter_reduce(x, 0, i, y, "amax")                                                 many numbers, the largest stays
 
 Every element is computed, and compares its place with the positions. Positions are checked as those of look-ups,
 because the element that was there is looked up. Declined for several rows that ``index_put`` or ``index_copy``
@@ -29,7 +30,7 @@ from fuse.kernel.lookups import positions_of, strides_of, table_of, together
 from fuse.kernel.recipes import Call, Unsupported, apply, choice, convert, recipe, rounded
 from fuse.kernel.reductions import reduce as reduced
 from fuse.kernel.reductions import total
-from fuse.kernel.values import Constant, Gather, Input, Iota, Map, Reindex, Shape, Value, expand, view
+from fuse.kernel.values import Constant, Gather, Input, Iota, Map, ReduceOp, Reindex, Shape, Value, expand, view
 
 aten = torch.ops.aten
 
@@ -118,6 +119,36 @@ def _written(call: Call, places: _Places, piece: Value, piece_at: Callable[[Inde
     return choice(hit, convert(apply(operator.add, [whole, view(added, shape)], added.dtype, shape), dtype), whole)
 
 
+def _combined(
+    call: Call, places: _Places, piece: Value, piece_at: Callable[[Index, Index], Index], how: str, with_self: bool
+) -> Value:
+    """The tensor whose elements are the ``sum``, ``mean``, ``amax`` or ``amin`` of the values for them, and of
+    themselves if ``with_self``; elements without values stay."""
+    shape, dtype, whole = call.shape, call.dtype, call.tensor("self")
+    if {whole.dtype, piece.dtype} != {dtype} or not dtype.is_floating_point or how == "prod":
+        raise Unsupported(f"values are combined by {how}, or are not of one floating dtype")
+    compared, rank = (*shape, *places.several), len(shape)
+    if math.prod(compared) > MOST_ADDED:
+        raise Unsupported("comparing every element with so many positions takes longer than writing")
+    written, _ = places.compared(compared)
+    value: Value = Reindex(compared, dtype, piece, lambda index, extents: piece_at(index[:rank], index[rank:]))
+    several = range(rank, len(compared))
+    hit = view(reduced(written, several, "any"), shape)
+    if how in ("amax", "amin"):
+        op: ReduceOp = "max" if how == "amax" else "min"
+        none = Constant(compared, dtype, identity(op, dtype).number)
+        found = view(reduced(choice(written, value, none), several, op), shape)
+        both = apply(fn.maximum if op == "max" else fn.minimum, [whole, found], dtype, shape) if with_self else found
+        return choice(hit, both, whole)
+    added = view(total(choice(written, value, Constant(compared, dtype, 0)), several), shape)
+    if with_self:
+        added = apply(operator.add, [whole, added], added.dtype, shape)
+    if how == "mean":
+        count = view(total(convert(written, dtype), several), shape)
+        added = apply(lambda a, n: a / (n + float(with_self)), [added, count], added.dtype, shape)
+    return choice(hit, convert(added, dtype), whole)
+
+
 def _last(written: Value, dim: int) -> Value:
     """Where ``written`` is true for the last time along its last dimension ``dim``."""
     order = Iota(written.shape, torch.int64, dim, 0, 1)
@@ -156,7 +187,7 @@ def along_a_dimension(call: Call) -> Value:
     return _written(call, places, *_piece(call, dim), call.op._opname == "index_add")
 
 
-@recipe("scatter.src", "scatter.value", "scatter_add")
+@recipe("scatter.src", "scatter.value", "scatter_add", "scatter_reduce.two")
 def each_element(call: Call) -> Value:
     """Elements, each at its own position along a dimension."""
     table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
@@ -176,6 +207,8 @@ def each_element(call: Call) -> Value:
         lambda index, among: (*index[:dim], *among, *index[dim + 1 :]),
         lambda index: index[:dim] + index[dim + 1 :],
     )
+    if call.op is aten.scatter_reduce.two:
+        return _combined(call, places, *_piece(call, dim), call["reduce"], call["include_self"])
     return _written(call, places, *_piece(call, dim), call.op._opname == "scatter_add")
 
 

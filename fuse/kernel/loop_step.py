@@ -61,6 +61,7 @@ TABLES = (
     aten.scatter.src,
     aten.scatter.value,
     aten.scatter_add.default,
+    aten.scatter_reduce.two,
 )
 """Operators that read or write their first argument at positions; it must be in memory."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
+from fuse.check.oracle import check
 from fuse.graph.function import Function
 
 ROWS, WIDTH, STEPS = 6, 8, 10
@@ -253,3 +254,51 @@ def test_a_write_into_a_constant_is_one_launch(write: Write) -> None:
     assert not fused.last_run.aten
     with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         fused(m, torch.tensor([0, ROWS + WIDTH, 0]), y)
+
+
+TARGETS, SOURCES = torch.tensor([0, 1, 2, 3, 4, 0, 1, 0, 2, 0]), torch.tensor([1, 2, 3, 4, 0, 3, 3, 2, 4, 4])
+
+
+class Messages(nn.Module):
+    """Nodes receive messages along edges, which are combined; one node receives none."""
+
+    def __init__(self, how: str, with_self: bool) -> None:
+        super().__init__()
+        self.how, self.with_self = how, with_self
+        self.cell = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor) -> Tensor:
+        places = TARGETS.unsqueeze(1).expand(-1, WIDTH)
+        for _ in range(STEPS):
+            messages = torch.tanh(self.cell(h[SOURCES]))
+            received = (h * 0.1).scatter_reduce(0, places, messages, self.how, include_self=self.with_self)
+            h = torch.tanh(h + received)
+        return h
+
+
+@pytest.mark.parametrize("with_self", [True, False], ids=["with_self", "without"])
+@pytest.mark.parametrize("how", ["sum", "mean", "amax", "amin"])
+def test_messages_that_are_combined_in_a_loop_are_one_kernel_and_train(how: str, with_self: bool) -> None:
+    torch.manual_seed(0)
+    model, h = Messages(how, with_self), torch.randn(ROWS, WIDTH)
+    report = check(model, (h,), train=True)
+    assert report.passed, report
+    assert report.fallbacks == ()
+    assert report.observed[1] <= 2
+    assert report.observed_backward[1] < STEPS
+    h[4, 3] = torch.nan
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(h), model(h), equal_nan=True)
+    assert fused.last_run.launches == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_products_and_integers_that_are_combined_stay_with_the_library(dtype: torch.dtype) -> None:
+    def combined(m: Tensor, i: Tensor, y: Tensor) -> Tensor:
+        return m.scatter_reduce(0, i.unsqueeze(1).expand(-1, WIDTH), y, "prod" if m.is_floating_point() else "mean") + 1
+
+    m, i, y = torch.randint(9, (ROWS, WIDTH)).to(dtype), torch.tensor([1, 1, 4]), torch.randint(9, (3, WIDTH)).to(dtype)
+    fused = fuse.compile(Function(combined))
+    torch.testing.assert_close(fused(m, i, y), combined(m, i, y))
+    assert fused.last_run.aten == 1
