@@ -56,7 +56,7 @@ def relation_of(
     whole = {columns[position] for position in vary if kinds[position][0] is int}
     rests = _rests(whole, apart)
     for column in sorted(whole, key=lambda c: (c in rests, min(c) < 0, max(map(abs, c)), c)):
-        terms = None if column[0] in apart else _multiple(column, factors)
+        terms = None if column[0] in apart else _multiple(column, factors, columns)
         if terms is None:
             if column in rests:
                 terms = sum_of(*(product_of(known[int, of], (((), times),)) for of, times in rests[column]))
@@ -111,14 +111,26 @@ Column = tuple[Any, ...]
 """The values of one number of a text in several calls."""
 
 
-def _multiple(column: Column, factors: Sequence[tuple[Column, Terms]]) -> Terms | None:
-    """A number as a multiple of a factor, or of the product of two; None if it is none."""
+def _multiple(column: Column, factors: Sequence[tuple[Column, Terms]], columns: Sequence[Column] = ()) -> Terms | None:
+    """A number as a multiple of a factor, or of the product of two; None if it is none.
+
+    If several have this value in all calls, those that come last before it among ``columns`` are taken: a stride is a
+    product of its own tensor's sizes.
+
+    >>> high, half = ((62, 56), ((("n0",), 1),)), ((31, 28), ((("n1",), 1),))
+    >>> _multiple((3844, 3136), [half, high], [(62, 56), (3844, 3136), (31, 28)])  # and not 4 * n1 * n1
+    ((('n0', 'n0'), 1),)
+    """
+    found: list[tuple[tuple[Column, ...], Terms]] = []
     for i, (one, terms) in enumerate(factors):
         for two, more in [((1,) * len(one), (((), 1),)), *factors[: i + 1]]:
             times = column[0] // ((one[0] * two[0]) or 1)
             if times and all(c == times * a * b for c, a, b in zip(column, one, two, strict=True)):
-                return product_of(terms, more, (((), times),))
-    return None
+                found.append(((one, two) if more[0][0] else (one,), product_of(terms, more, (((), times),))))
+    if len(found) < 2 or column not in columns:
+        return found[0][1] if found else None
+    places = {of: place for place, of in enumerate(columns[: columns.index(column)])}
+    return max(found, key=lambda one: min(places.get(of, -1) for of in one[0]))[1]
 
 
 def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
+from fuse.runtime import patience
 from tests.fuzz.layers import first_wrong
 from tests.fuzz.sizes import WIDTH, Model, infer, train
 from tests.runtime.test_reaching import captures  # noqa: F401  (a fixture)
@@ -164,6 +166,24 @@ def test_a_count_that_all_captured_calls_had_is_no_constant(
 
     alike = [(2, 6, 20), (3, 6, 12), (4, 6, 7), (6, 6, 4), (2, 6, 19), (3, 6, 11), (4, 6, 8)]
     _called(Beside(centred, 1, 2).train(), [*alike, (5, 6, 5), (3, 6, 7), (5, 6, 18), (4, 6, 17)], True)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_odd_images_have_the_kernels_of_even_ones(
+    training: bool, empty_cache: Path, compiled_sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even heights are twice what a stride of two leaves, so that n * n could be 4 * (n // 2) ** 2, too."""
+    monkeypatch.setattr(patience, "SETTLED", 1_000_000)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 10, 3, 2, 1), nn.ReLU())
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model.train(training))
+    compiled = []
+    for batch, size in ((8, 62), (8, 56), (6, 10), (9, 40), (6, 33), (5, 45), (3, 41)):
+        before = len(compiled_sources)
+        (train if training else infer)(model, double, fused, torch.randn(batch, 3, size, size))
+        compiled.append(len(compiled_sources) > before)
+        assert not fused.last_run.fallbacks
+    assert compiled == [True, True, True, False, False, False, False]  # the batch varies from the third call on
 
 
 @pytest.mark.parametrize("seed", range(8))
