@@ -80,11 +80,15 @@ def varying_with_sizes(graph: GraphModule, known: Mapping[Node, float]) -> set[N
     if (call := call_at_hand()) is not None:
         for node in graph.graph.nodes:
             others = arguments(node, known)[1:] if node.target in RULES else ()
-            if any(type(argument) in (int, float) for argument in others):
+            if any(type(argument) in (int, float) or _are_numbers(argument) for argument in others):
                 place = ("number", node.target, node.meta.get("source"))
                 if call.follows_from_sizes(place, surgery.constant_key(others)):
                     found.add(node)
     return found
+
+
+def _are_numbers(argument: object) -> bool:
+    return isinstance(argument, (list, tuple)) and all(type(one) is int for one in argument)
 
 
 def unchanged_operand(node: Node, known: Mapping[Node, float]) -> Node | None:

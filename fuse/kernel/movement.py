@@ -13,7 +13,7 @@ import torch
 from fuse.kernel.dtypes import register
 from fuse.kernel.elementwise import apply_test
 from fuse.kernel.expressions import Expression, Operation, Parameter, fn
-from fuse.kernel.extents import always_equal, is_one
+from fuse.kernel.extents import always_equal, estimate, is_one
 from fuse.kernel.recipes import Call, Unsupported, choice, convert, recipe
 from fuse.kernel.values import (
     Concat,
@@ -283,15 +283,22 @@ def pad(call: Call) -> Value:
     before, after = [0] * rank, [0] * rank
     for position in range(len(widths) // 2):
         before[rank - 1 - position], after[rank - 1 - position] = widths[2 * position : 2 * position + 2]
-    if min(widths, default=0) >= 0:
+    cuts = min(map(estimate, widths), default=0) < 0  # which of two right tests comes first; a width may be 0 elsewhere
+    if not cuts and min(widths, default=0) >= 0:
         return Pad(call.shape, call.dtype, value, tuple(before), call["value"])
-    extents = [e + min(b, 0) + min(a, 0) for e, b, a in zip(value.shape, before, after, strict=True)]
+    if cuts and max(widths) <= 0:
+        return affine(value, _left(value, before, after), [(d, 1, -width) for d, width in enumerate(before)])
+    cut = [[min(width, 0) for width in side] for side in (before, after)]
+    kept = affine(value, _left(value, *cut), [(d, 1, -width) for d, width in enumerate(cut[0])])
+    return Pad(call.shape, call.dtype, kept, tuple(max(width, 0) for width in before), call["value"])
+
+
+def _left(value: Value, before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """The shape that negative widths leave."""
+    extents = tuple(extent + b + a for extent, b, a in zip(value.shape, before, after, strict=True))
     if min(extents) < 1:
         raise Unsupported("a negative padding leaves no element")
-    kept = affine(value, extents, [(d, 1, max(-width, 0)) for d, width in enumerate(before)])
-    if max(widths) <= 0:
-        return kept
-    return Pad(call.shape, call.dtype, kept, tuple(max(width, 0) for width in before), call["value"])
+    return extents
 
 
 @recipe("full", "full_like", "new_full", "fill.Scalar")

@@ -45,6 +45,7 @@ from fuse.runtime.kinds_of_calls import Between, KindOfCalls, KindsOfCalls, numb
 from fuse.runtime.making import Maker, ModelCall, make, of_size
 from fuse.runtime.methods import Method, Methods
 from fuse.runtime.new_sizes import NewSizes, Way
+from fuse.runtime.other_sides import compile_other_sides
 from fuse.runtime.parts import LazyRun, Parts
 from fuse.runtime.predicted import KernelFailed, Mispredicted
 from fuse.runtime.reaching import learn, reached
@@ -421,6 +422,7 @@ class Engine:
                 with without_garbage_collection(), unlogged(), self._new_sizes.lowering(call):
                     how = self._new_sizes.compiling(call, self._held())
                     sized = self._of_size(call, between) if between else None
+                    varying = self._new_sizes.varying(call, self._held()) if sized is None else []
                     try:
                         with compiling(how):
                             resized = between.captured() if between and sized is None else None
@@ -432,6 +434,9 @@ class Engine:
                         raise
                     of_many = sizes_are_symbolic()
                 seconds = time.perf_counter() - started
+                if varying:
+                    with without_garbage_collection(), unlogged():
+                        compile_other_sides(self._maker, self._new_sizes, call, varying)
                 if between is not None and sized is None:
                     learn(self._new_sizes, call, between, compiled)
                 if compiled.program is not None and sized is None:

@@ -25,7 +25,7 @@ from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.patience import Compilations, Ones, Patience
 from fuse.runtime.rehearsing import kind, rehearse
 from fuse.runtime.state_guard import StateGuard
-from fuse.runtime.varying import SizesSeen
+from fuse.runtime.varying import SizesSeen, VaryingSize
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,21 @@ class NewSizes:
             rehearse(self._maker, call, self._declared, self._seen)
         return lowering_for(self._seen.varying(call.kind, call.leaves), self._seen.remarks)
 
+    def planning(self) -> AbstractContextManager[None]:
+        """A context in which a made-up call is planned: sizes vary, and no kernel is made for it."""
+        return lowering_for(frozenset(), self._seen.remarks)
+
     def compiling(self, call: ModelCall, state: StateGuard | None) -> Compiling:
         """Whether kernels may be compiled for the call that is lowered."""
         ones = self._ones(call)
         if not self._automatic or self._maker.frozen or tuning.enabled() or not (sizes_are_symbolic() or ones):
             return Compiling()
         return Compiling(self._compilations.allowed(self.way(call, state).key, ones))
+
+    def varying(self, call: ModelCall, state: StateGuard | None) -> list[VaryingSize]:
+        """The sizes that vary of the call that is lowered, if its program is the first for all sizes; else none."""
+        first = self._automatic and sizes_are_symbolic() and not self._compilations.made_any(self.way(call, state).key)
+        return self._seen.sizes(call.kind, call.leaves) if first else []
 
     def too_early(self, call: ModelCall, way: Way, between: Between | None) -> float | None:
         """The seconds of a program that is not worth them yet, as sizes keep changing; None if the call gets one now.

@@ -165,6 +165,10 @@ class Compilations:
         rare = bool(ones) and not (of.row[0] == ones and of.row[1] >= FEW)
         return len(of.took()) < AT_ONCE - rare or self.is_due(way)
 
+    def made_any(self, way: Hashable) -> bool:
+        """Whether a program for sizes that vary was made."""
+        return way in self._ways
+
     def waited_for(self, way: Hashable) -> bool:
         """Whether a size waits for the compiler."""
         return (of := self._ways.get(way)) is not None and bool(of.waiting)

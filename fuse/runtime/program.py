@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import cached_property
@@ -79,11 +79,17 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
     The returned function waits for them, and raises the same errors.
     """
     plan = schedule(graph)
+    functions = compiled_later(plan)
+    return lambda: Program(plan, awaited(functions))
+
+
+def compiled_later(plan: Schedule) -> Future[dict[str, int]]:
+    """The addresses of a schedule's kernels, which are compiled in the background."""
     with_compilers = ThreadPoolExecutor(1)  # not kept: a process that forks would have a pool without threads
     distinct = {kernel.name: kernel for kernel in kernels_of(plan)}
     functions = with_compilers.submit(copy_context().run, plan.runtime.functions, list(distinct.values()))
     with_compilers.shutdown(wait=False)
-    return lambda: Program(plan, awaited(functions))
+    return functions
 
 
 class Program:

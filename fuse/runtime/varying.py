@@ -8,6 +8,7 @@ model(x [9, 6, 64])     captured, the same kernels
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,18 @@ from fuse.runtime.call_keys import Key
 Shapes = tuple[tuple[int, ...], ...]
 LARGEST_KINDS = 16
 """Most kinds of calls that are kept, and most calls of each; a kind is a structure with dtypes and ranks of tensors."""
+
+
+@dataclass(frozen=True)
+class VaryingSize:
+    """A size that varies in calls of one kind: its value ``now`` and in ``earlier`` calls.
+
+    ``places``: (tensor, dimension) with this size, each with what is added to it there.
+    """
+
+    now: int
+    earlier: tuple[int, ...]
+    places: tuple[tuple[tuple[int, int], int], ...]
 
 
 class SizesSeen:
@@ -56,6 +69,30 @@ class SizesSeen:
             oldest = next(iter(self._first))
             del self._first[oldest], self._wide[oldest]
         return frozenset(found) if differs else None
+
+    def sizes(self, kind: Key, leaves: Sequence[Any]) -> list[VaryingSize]:
+        """The sizes of tensors that differ between earlier calls of this kind and this one; none if one is too small.
+
+        >>> seen, kind = SizesSeen(), Key(None, (), None)
+        >>> _ = seen.varying(kind, [torch.ones(5, 8), torch.ones(8, 6)])
+        >>> [(one.now, one.places) for one in seen.sizes(kind, [torch.ones(9, 8), torch.ones(8, 10)])]
+        [(9, (((0, 0), 0), ((1, 1), 1)))]
+        """
+        now = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+        calls = [*(shapes[:-1] for shapes in self._first.get(kind, ())), now]
+        found: dict[tuple[int, ...], list[tuple[tuple[int, int], tuple[int, ...]]]] = {}
+        for i, shape in enumerate(now):
+            for d in range(len(shape)):
+                column = tuple(shapes[i][d] for shapes in calls)
+                if len(set(column)) > 1:
+                    found.setdefault(tuple(n - column[0] for n in column), []).append(((i, d), column))
+        if any(min(column) < LEAST_LOWERED for places in found.values() for _, column in places):
+            return []
+        firsts = ((places, places[0][1]) for places in found.values())
+        return [
+            VaryingSize(first[-1], first[:-1], tuple((place, column[-1] - first[-1]) for place, column in places))
+            for places, first in firsts
+        ]
 
     def ones(self, kind: Key, shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
         """(tensor, dimension) of the sizes of a call that are one, and were not in another call of its kind."""
