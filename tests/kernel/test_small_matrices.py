@@ -168,6 +168,27 @@ def test_where_eager_may_raise_the_result_is_eagers(number: float) -> None:
         assert fused.last_run.fallbacks
 
 
+def error_of(model: Callable[[Tensor], Tensor], xs: Tensor) -> str:
+    try:
+        model(xs)
+    except torch.linalg.LinAlgError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e18], ids=str)
+def test_errors_are_eagers_for_random_matrices_of_few_integers(scale: float) -> None:
+    model = Loop(lambda h, x: torch.linalg.cholesky(x @ x.mT) + torch.linalg.inv(x) + 0 * h, 3)
+    fused, errors = fuse.compile(copy.deepcopy(model)), []
+    for seed in range(40):
+        torch.manual_seed(seed)
+        xs = torch.eye(3).repeat(STEPS, 2, 1, 1)
+        xs[-1] = (torch.randint(-2, 3, (2, 3, 3)) + 2 * (seed % 2) * torch.eye(3)) * scale
+        errors.append(error_of(model, xs))
+        assert error_of(fused, xs) == errors[-1]
+    assert any(errors)
+
+
 def test_errors_that_the_caller_reads_stay_with_the_library() -> None:
     def step(h: Tensor, x: Tensor) -> Tensor:
         inverse, info = torch.linalg.inv_ex(x)

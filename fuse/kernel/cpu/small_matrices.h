@@ -4,7 +4,13 @@
 // number that is not finite. Which of such matrices a library calls singular depends on how it rounds.
 #pragma once
 
-template <typename T> inline constexpr T fuse_rounding = sizeof(T) == 4 ? (T)0x1p-23 : (T)0x1p-52;
+// What rounding may leave of a pivot that would be zero, in a column whose largest element is `largest`; libraries may
+// take subnormal numbers for zeros.
+template <int64_t rows, typename T> inline T fuse_doubt(T largest) {
+    const T relative = 4 * rows * (sizeof(T) == 4 ? (T)0x1p-23 : (T)0x1p-52) * largest;
+    const T smallest = sizeof(T) == 4 ? (T)0x1p-103 : (T)0x1p-970;
+    return relative > smallest ? relative : smallest;
+}
 
 template <int64_t rows, int64_t columns, typename T> inline void fuse_copied(T *to, const T *from) {
     for (int64_t i = 0; i < rows * columns; ++i) to[i] = from[i];
@@ -40,7 +46,7 @@ template <int64_t rows, typename T> inline bool fuse_factor(T *a, int32_t *pivot
             a[best * rows + j] = x;
         }
         const T pivot = a[k * rows + k], size = fuse_abs(pivot);
-        good = good && size > rows * fuse_rounding<T> * largest[k] && size - size == 0;
+        good = good && size > fuse_doubt<rows>(largest[k]) && size - size == 0;
         for (int64_t i = k + 1; i < rows; ++i) {
             const T factor = a[i * rows + k] /= pivot;
             for (int64_t j = k + 1; j < rows; ++j) a[i * rows + j] -= factor * a[k * rows + j];
@@ -126,7 +132,7 @@ template <int64_t rows, int64_t columns, typename T> inline bool fuse_cholesky(T
     for (int64_t j = 0; j < rows; ++j) {
         T pivot = a[j * rows + j];
         for (int64_t k = 0; k < j; ++k) pivot -= l[j * rows + k] * l[j * rows + k];
-        good = good && pivot > rows * fuse_rounding<T> * a[j * rows + j] && pivot - pivot == 0;
+        good = good && pivot > fuse_doubt<rows>(a[j * rows + j]) && pivot - pivot == 0;
         l[j * rows + j] = fuse_sqrt(pivot);
         for (int64_t i = j + 1; i < rows; ++i) {
             T sum = a[i * rows + j];
