@@ -57,7 +57,8 @@ class Alias:
 
 def storage_of(tensor: Tensor) -> int:
     """The identity of a tensor's storage."""
-    return int(tensor.untyped_storage()._cdata)
+    with torch._C.DisableTorchFunctionSubclass():  # it is not forward that asks
+        return int(tensor.untyped_storage()._cdata)
 
 
 def tensors_in(result: Any) -> list[Tensor]:

@@ -20,6 +20,7 @@ class Model(nn.Module):
         super().__init__()
         self.function = function
         self.linear = nn.Linear(4, 4)
+        self.calls = 0
         self.scale = nn.Parameter(torch.tensor(1.5))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,6 +34,14 @@ def distributional(m, x):
     low[(high > 0) * (low == high)] -= 1
     high[(low < 9) * (low == high)] += 1
     return m.linear(x) * (low + high)
+
+
+def a_number_read_later(m, x):
+    """An attribute becomes an input of the graph when elements are chosen already."""
+    low = x.round().to(torch.int64)
+    low[x > 0] -= 1
+    m.calls += 1
+    return m.linear(x) * low / m.calls
 
 
 def masked_inputs(m, x):
@@ -125,7 +134,7 @@ def checkpointed(m, x):
     return torch.utils.checkpoint.checkpoint(part, m.linear(x), use_reentrant=False)
 
 
-UNKNOWN = (distributional, masked_inputs, scaled_unseen, detached, in_each_step)
+UNKNOWN = (distributional, a_number_read_later, masked_inputs, scaled_unseen, detached, in_each_step)
 LEARNED = (scaled, chosen_of_gradients, saves, chooses_again, checkpointed)
 
 
