@@ -119,6 +119,7 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a.nan_to_num(77), b.nan_to_num(77))
 
 
+@pytest.mark.usefixtures("unoptimised")
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_elements_and_positions_are_the_librarys(data: st.DataObject) -> None:
@@ -137,6 +138,7 @@ def test_elements_and_positions_are_the_librarys(data: st.DataObject) -> None:
     assert not fused.last_run.fallbacks
 
 
+@pytest.mark.usefixtures("unoptimised")
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_sorted_elements_and_positions_are_the_librarys(data: st.DataObject) -> None:
