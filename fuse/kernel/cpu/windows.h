@@ -212,15 +212,24 @@ FUSE_APART static void fuse_tell(const fuse_spots<Real> &of, Real *tile, int64_t
     if (in_row < FUSE_LONG_ROW) tell(first_place, lane, 0);
 }
 
+// Calls `block<n>()` for the smallest n of `Gates`, `Gates` / 2, ... `Least` that has room for `spots`.
+template <int Least, int Gates, typename Block> static inline void fuse_with_gates(int64_t spots, const Block &block) {
+    if constexpr (Least < Gates) {
+        if (spots > 16 * Least) return fuse_with_gates<2 * Least, Gates>(spots, block);
+    }
+    block.template operator()<Least>();
+}
+
 // A convolution of `images` with weights [groups, outputs, channels * taps], by at most `threads` threads. The outputs
 // are split into `shares`. The workspace has `distances_bytes` (twice as many for windows of one pixel) and, for each thread, `share_bytes` for its planes.
-// Blocks have `Gates` times 16 spots; the last one has half as many if these are enough. `epilogue(image, first output,
-// last, first place, last, tile, stride)` is called for every tile, whose outputs are `stride` elements apart.
-template <int Gates, typename Real>
+// Blocks have `Gates` times 16 spots; the last one has fewer if these are enough, but `Least` times 16.
+// `epilogue(image, first output, last, first place, last, tile, stride)` is called for every tile, whose outputs are
+// `stride` elements apart.
+template <int Gates, int Least, typename Real>
 FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t shares,
                                          char *workspace, int64_t distances_bytes, int64_t threads,
                                          int64_t share_bytes, const fuse_epilogue<Real> &epilogue) {
-    constexpr int half = Gates > 1 ? Gates / 2 : 1, most = fuse_most_rows<Gates, Real>;
+    constexpr int most = fuse_most_rows<Gates, Real>;
     const int64_t depth = w.channels * w.taps[0] * w.taps[1];
     const int64_t outputs_at_once = ((w.outputs + shares - 1) / shares + most - 1) / most * most;
     const int64_t across = (w.places[1] + w.columns_at_once - 1) / w.columns_at_once;
@@ -269,32 +278,28 @@ FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images
                     }
                 }
                 const fuse_spots<Real> of = {epilogue, image, row * w.places[1] + column, w.pitch, in_row, spot, end};
-                if (end - spot <= 16 * half) {
-                    fuse_tiles<half, fuse_most_rows<half, Real>>(
+                fuse_with_gates<Least, Gates>(end - spot, [&]<int Enough>() {
+                    fuse_tiles<Enough, fuse_most_rows<Enough, Real>>(
                         of_group, w.output_stride, seen, depth, output, last_output,
-                        [&](int64_t first, int64_t last, Real *tile) { fuse_tell(of, tile, first, last, 16 * half); });
-                } else {
-                    fuse_tiles<Gates, most>(
-                        of_group, w.output_stride, seen, depth, output, last_output,
-                        [&](int64_t first, int64_t last, Real *tile) { fuse_tell(of, tile, first, last, 16 * Gates); });
-                }
+                        [&](int64_t first, int64_t last, Real *tile) { fuse_tell(of, tile, first, last, 16 * Enough); });
+                });
             }
         }
     }
 }
 
-template <int Gates, typename Real, typename Epilogue>
+template <int Gates, int Least, typename Real, typename Epilogue>
 static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t shares,
                                 char *workspace, int64_t distances_bytes, int64_t threads, int64_t share_bytes,
                                 const Epilogue &epilogue) {
-    fuse_walk_windows<Gates>(weights, images, w, shares, workspace, distances_bytes, threads, share_bytes,
-                             fuse_epilogue<Real>::of(epilogue));
+    fuse_walk_windows<Gates, Least>(weights, images, w, shares, workspace, distances_bytes, threads, share_bytes,
+                                    fuse_epilogue<Real>::of(epilogue));
 }
 
-template <int Gates, typename Real, typename Epilogue>
+template <int Gates, int Least, typename Real, typename Epilogue>
 static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, fuse_splits shares,
                                 char *workspace, int64_t distances_bytes, int64_t threads, int64_t share_bytes,
                                 const Epilogue &epilogue) {
-    fuse_windows<Gates>(weights, images, w, fuse_best(shares, w, fuse_threads(threads)), workspace, distances_bytes,
-                        threads, share_bytes, epilogue);
+    fuse_windows<Gates, Least>(weights, images, w, fuse_best(shares, w, fuse_threads(threads)), workspace,
+                               distances_bytes, threads, share_bytes, epilogue);
 }

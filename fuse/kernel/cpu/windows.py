@@ -179,7 +179,7 @@ def windowed(product: Product, left: Operand, image: Operand, frame: ProductFram
     splits = f"fuse_splits{{{share.splits}}}" if varies(of.tasks(share)) else f"{share.splits}"
     lines = [
         f"    const fuse_window window = {{{sizes}, {window_text(patches)}, {share.rows}, {share.columns}, {pitch}}};",
-        f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {splits},",
+        f"    fuse_windows<{panels}, {least_panels(of, share, panels)}>({left.text}, {image.text}, window, {splits},",
         f"                       {frame.workspace}, {distances}, {threads}, {planes},",
     ]
     return Tiling(lines, distances + threads * planes + ALIGNMENT, threads, SCHEDULE, (*HEADERS, "windows.h"))
@@ -192,6 +192,11 @@ def panels_for(of: Convolution, share: Share, outputs: int, config: Config) -> i
     if varies(of.spots(share)):
         return panels
     return min(panels, 1 << (-(-of.spots(share) // PANEL) - 1).bit_length())
+
+
+def least_panels(of: Convolution, share: Share, panels: int) -> int:
+    """Panels of the shortest last block. Where sizes vary, a whole share may be one short block."""
+    return max(panels // (4 if varies(of.spots(share)) else 2), 1)
 
 
 def slack_of_planes(of: Convolution, share: Share, panels: int) -> int:
