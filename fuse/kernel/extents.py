@@ -41,6 +41,8 @@ class Conditions:
         quotients: factors of polynomials that are divisions, remainders or minima: their text in the kernel (a call
             of a function that the target defines), and the same as a Python expression.
         functions: compiled Python expressions, by their text.
+        computed: the polynomials of all extents that are made, with their values. If None, which nobody asks for, a
+            quotient pins what it is computed from, unless ``of_text``.
         of_text: whether an extent prints as its polynomial; otherwise printing or hashing an extent pins it.
     """
 
@@ -50,6 +52,7 @@ class Conditions:
     noted: dict[str, bool] = field(default_factory=dict)
     quotients: dict[str, str] = field(default_factory=dict)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False, compare=False)
+    computed: dict[Terms, int] | None = None
     of_text: bool = True
 
     def size(self, name: str, value: int, usual: int | None = None) -> Extent:
@@ -133,6 +136,8 @@ class Extent(int):
         made = super().__new__(cls, value)
         made.terms = terms
         made.conditions = conditions
+        if conditions.computed is not None:
+            conditions.computed[terms] = value
         return made
 
     def _made(self, value: int, terms: Terms) -> int:
@@ -217,6 +222,10 @@ class Extent(int):
     def __str__(self) -> str:
         if not self.conditions.of_text:
             return str(pinned(self))
+        return self.spelled()
+
+    def spelled(self) -> str:
+        """The polynomial as a text; nothing is pinned."""
         parts = [" * ".join([*([str(c)] if c != 1 or not m else []), *m]) for m, c in reversed(self.terms)]
         text = " + ".join(parts).replace("+ -", "- ")
         is_single = len(parts) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1
@@ -327,7 +336,7 @@ def smaller(one: int, other: int) -> int:
     if not varies(one - other):
         return min(one, other)
     return _computed(
-        f"fuse_size_minimum({one}, {other})",
+        f"fuse_size_minimum({_spelled(one)}, {_spelled(other)})",
         "({0} if {0} < {1} else {1})",
         min(plain(one), plain(other)),
         one,
@@ -495,7 +504,19 @@ def _exact(number: int, divisor: int) -> int | None:
 def _quotient(function: str, symbol: str, number: int, divisor: int) -> int:
     """A quotient or remainder that is no polynomial, as a factor computed in the call."""
     value = plain(number) // plain(divisor) if symbol == "//" else plain(number) % plain(divisor)
-    return _computed(f"{function}({number}, {divisor})", f"({{0}} {symbol} {{1}})", value, number, divisor)
+    by = "{1}"
+    if isinstance(divisor, Extent) and divisor.conditions.computed is not None:
+        by = "({1} or 1)"
+        if divisor == 0:
+            raise ZeroDivisionError
+    text = f"{function}({_spelled(number)}, {_spelled(divisor)})"
+    return _computed(text, f"({{0}} {symbol} {by})", value, number, divisor)
+
+
+def _spelled(number: int) -> str:
+    """A number in the text of a factor; where all that are computed are kept, it need not be pinned."""
+    kept = isinstance(number, Extent) and number.conditions.computed is not None
+    return number.spelled() if kept and isinstance(number, Extent) else str(number)
 
 
 def _computed(text: str, python: str, value: int, *of: int) -> Extent:

@@ -28,7 +28,8 @@ def relation_of(
 
     Sizes are the smallest numbers that differ between calls and do not follow from others. A number follows from sizes
     as a multiple of one or two of them, as a size plus or minus a constant, as the sum of two sizes, or as the
-    remainder of a size in whole windows; a negative number, also as the difference of two that are known. The numbers
+    remainder of a size in whole windows; a negative number, also as the opposite of one that is known, or as the
+    difference of two. The numbers
     ``apart`` are always sizes. Sizes are named in the order of their positions, so that high images and wide ones have
     one relation. Calls in which a number is one are used only if there are no others. Returns None if no number
     differs, or if a negative number does not follow from others.
@@ -55,15 +56,18 @@ def relation_of(
     positions: list[int] = []
     whole = {columns[position] for position in vary if kinds[position][0] is int}
     rests = _rests(whole, apart)
-    for column in sorted(whole, key=lambda c: (c in rests, min(c) < 0, max(map(abs, c)), c)):
+    for column in sorted(whole, key=lambda c: (min(c) < 0, c in rests, max(map(abs, c)), c)):
         terms = None if column[0] in apart else _multiple(column, factors, columns)
         if terms is None:
             if column in rests:
                 terms = sum_of(*(product_of(known[int, of], (((), times),)) for of, times in rests[column]))
             elif column[0] not in apart:
                 terms = _shift(column, sizes) or _sum(column, sizes)
-            if terms is None and min(column) < 0 and (terms := _difference(column, factors)) is None:
-                return None
+            if terms is None and min(column) < 0:
+                opposite = known.get((int, tuple(-number for number in column)))
+                terms = product_of(opposite, (((), -1),)) if opposite is not None else _difference(column, factors)
+                if terms is None:
+                    return None
             if terms is None:
                 terms = (((f"n{len(sizes)}",), 1),)
                 sizes.append(column)

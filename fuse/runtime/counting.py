@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fuse.kernel.extents import Extent, plain
@@ -25,23 +26,25 @@ _LONG = (list, tuple, dict, set, deque)
 _range, _len, _enumerate, _zip = builtins.range, builtins.len, builtins.enumerate, builtins.zip
 
 
-def counting(number: Callable[[int], int], known: Callable[[int], int]) -> dict[str, Any]:
+def counting(rows: Callable[[Tensor], int], known: Callable[[int], int]) -> dict[str, Any]:
     """The replacements, by the names of Python's functions.
 
-    ``number`` maps the size of a tensor to the size that ``forward`` sees. ``known`` maps the length of a list: to a
-    symbolic size if one has this value. Both return the number unchanged for callers such as other threads.
+    ``rows`` maps a tensor to its first size as ``forward`` sees it. ``known`` maps the length of a list: to a symbolic
+    size if one has this value. Both return the number unchanged for callers such as other threads.
     """
 
     def length(of: Any, /) -> int:
         found = _len(of)
         if isinstance(of, _SymbolicRange):
             return of.count
-        return number(found) if isinstance(of, Tensor) else known(found) if isinstance(of, _LONG) else found
+        if isinstance(of, Tensor):
+            return rows(of)
+        return known(found) if isinstance(of, _LONG) and not isinstance(of, torch.Size) else found
 
     def numbered(of: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
-        counted = number if isinstance(of, Tensor) else known
         for position, item, is_last in _with_last(of):
-            yield (counted(position + 1) - 1 if is_last else position) + start, item
+            count = position if not is_last else (rows(of) if isinstance(of, Tensor) else known(position + 1)) - 1
+            yield count + start, item
 
     def zipped(*of: Any, **how: bool) -> Iterator[tuple[Any, ...]]:
         ranges = {position: _own(one) for position, one in _enumerate(of) if isinstance(one, (_range, _SymbolicRange))}

@@ -406,7 +406,7 @@ class Engine:
         if kind is None:
             return None
         with self._lock:
-            return kind.between(numbers_of(call.leaves))
+            return kind.between(numbers_of(call.leaves), lambda one: one.told(self.model, call.args, call.kwargs))
 
     def _make(self, call: ModelCall, between: Between | None, searched: States) -> tuple[Found, bool]:
         """A variant for a call, for which there was none when the states were ``searched``; whether it is new, and not

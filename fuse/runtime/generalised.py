@@ -15,8 +15,8 @@ A call at new sizes gets the graph of others if all of these conditions hold:
 - Each new size differs from captured ones by a multiple of the greatest common divisor of their differences: if all
   were even, nothing is known of odd ones. The captured sizes vary independently: if all batches have 48 tokens, a
   division by 48 could also be a division by the number of tokens.
-- A number may also be made of sizes that operators compute by a division (:mod:`fuse.runtime.derived_sizes`), as long
-  as all formulas of these agree on the new sizes.
+- A number may also be made of sizes that operators compute by a division (:mod:`fuse.runtime.derived_sizes`), or that
+  ``forward`` does (:mod:`fuse.runtime.forward_numbers`), as long as all formulas of these agree on the new sizes.
 - Each number of the new graph is between the least and the largest value that it had in captured graphs, and the order
   of any two numbers occurred in one of these graphs. So a comparison without a record (in a pass, in the decomposition
   of an operator) has an outcome that it had before, with the same text.
@@ -30,27 +30,42 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
 
 from fuse.graph.signature import InputSpec
 from fuse.kernel.extents import LEAST_LOWERED, Conditions, plain, terms_of
+from fuse.kernel.polynomials import Terms
 from fuse.kernel.region_text import Numbers
 from fuse.kernel.relations import Relation, are_alike, lifted
 from fuse.runtime.captured_calls import CapturedGraphs, same_constants
+from fuse.runtime.derived_sizes import Equation, in_given_sizes
+from fuse.runtime.forward_numbers import UNKNOWN, agreements, equal_numbers, equations_with, expressions_of
 from fuse.runtime.guards import sources_of
 from fuse.runtime.number_formulas import FEWEST_OF_ONE_SIZE, Derived, formulas_through, named_sizes, source_of
 from fuse.runtime.number_ranges import NumberRanges, number_ranges
 from fuse.runtime.probing_sizes import arguments_at, probe_sizes
-from fuse.runtime.size_reads import UNKNOWN, size_conditions
+from fuse.runtime.size_reads import size_conditions
 from fuse.runtime.sized_programs import SizedPrograms
 
 FEWEST_RUNS = 2
 """Fewest runs of ``forward`` with symbolic sizes: at one choice of sizes, two numbers may be equal by chance."""
 
+MOST_RUNS = 3
+"""Most runs of ``forward`` at sizes of members, to find out which numbers it computes."""
 MOST_COLUMNS = 256
 """Most distinct numbers of a graph, whose order is compared pair by pair; larger graphs are captured at each size."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The comparisons of sizes in ``forward`` with their outcomes, and what it computes by divisions."""
+
+    noted: Mapping[str, bool]
+    expressions: Sequence[str]
 
 
 @dataclass(eq=False)
@@ -64,11 +79,13 @@ class Generalised:
         sources: for each size, ``(position, factor, shift)``: number ``position`` of the arguments is
             ``factor * size + shift``.
         steps: for each size, one of its values, and the greatest common divisor of differences between its values.
-        derived: the formulas of sizes that operators compute.
+        derived: the formulas of sizes that are computed; none as long as they are unknown.
+        equations: those that operators give for them.
+        own: whether sizes that operators are told have to be numbers of ``forward``, and not computed in C++.
         distinct: positions of the distinct numbers.
-        ranges: the values and orders that these had.
         programs: programs for its sizes without a graph.
-        met: whether all comparisons in ``forward`` have the same outcomes at other sizes; None before it was run.
+        followed: what ``forward`` compares and computes; None before it was run.
+        met: whether comparisons have the same outcomes at other sizes, and equal numbers are equal; None before.
         _origins: those of the placeholders' tensors, once they are known.
     """
 
@@ -78,9 +95,11 @@ class Generalised:
     sources: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, int], ...]
     derived: Derived
+    equations: tuple[Equation, ...]
+    own: bool
     distinct: tuple[int, ...]
-    ranges: NumberRanges
     programs: SizedPrograms
+    followed: Followed | None = None
     met: Callable[..., bool] | None = None
     _origins: tuple[int | Tensor, ...] | None = None
 
@@ -88,6 +107,11 @@ class Generalised:
     def checked(self) -> bool:
         """Whether there are enough members that some of them check the formulas of the others."""
         return len(self.members) >= FEWEST_OF_ONE_SIZE
+
+    @property
+    def unknown(self) -> list[str]:
+        """The sizes without a formula, for which ``forward`` has to be followed."""
+        return [name for name, formulas in self.derived.items() if not formulas]
 
     @property
     def varies_in_integers(self) -> bool:
@@ -113,9 +137,24 @@ class Generalised:
         """Computes from sizes the numbers of which all others are polynomials: the sizes, and those derived."""
         return self._named.evaluator([(((name,), 1),) for name in (*self._named.sizes, *self.derived)])
 
+    @cached_property
+    def ranges(self) -> NumberRanges:
+        """The values and orders that the distinct numbers had."""
+        return number_ranges(list(self._columns), self._named.evaluator(list(self._columns.values())))
+
+    @cached_property
+    def _columns(self) -> dict[Numbers, int | Terms]:
+        """The distinct numbers by their values in the members."""
+        numbers = [one.numbers for one in self.members]
+        return {tuple(of[place] for of in numbers): self.relation[place] for place in self.distinct}
+
     def are_told(self, sizes: Sequence[int]) -> bool:
         """Whether the formulas of each derived size agree on these sizes, and it is large enough to vary."""
         return bool(self._are_told(*sizes))
+
+    @cached_property
+    def _agree(self) -> Callable[..., Any]:
+        return self._named.function(" and ".join(f"{' == '.join(of)}" for of in self.derived.values()) or "True")
 
     @cached_property
     def _are_told(self) -> Callable[..., Any]:
@@ -156,6 +195,26 @@ class Generalised:
         pairs = zip(inputs, self._origins, strict=True)
         return [origin if spec.value is None else spec.value for spec, origin in pairs]
 
+    def told(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Generalised | None:
+        """The same with formulas for all sizes, by the numbers that ``forward`` computes at sizes of members; None if
+        some stay unknown."""
+        sizes = sorted(dict.fromkeys(self.had()), key=prod, reverse=True)[:MOST_RUNS]
+        runs = [run for one in sizes if (run := self._run(model, args, kwargs, one)) is not None]
+        expressions = tuple(dict.fromkeys(chain(*(run.expressions for run in runs))))
+        equal = equal_numbers(expressions, self.had(), self._columns, self._named)
+        further = equations_with(equal, self.unknown, self._named)
+        known = in_given_sizes([*self.equations, *further], list(self.derived))
+        if known is None or not all(known.values()):
+            return None
+        made = replace(self, derived=known, followed=Followed({}, expressions))
+        return made if made.gives(self.members) else None
+
+    def gives(self, calls: Sequence[CapturedGraphs]) -> bool:
+        """Whether the formulas give the numbers of these calls, and those of a derived size agree."""
+        sizes = (self.sizes(one.numbers[: one.arguments]) for one in calls)
+        pairs = zip(sizes, calls, strict=True)
+        return all(of is not None and self._agree(*of) and self.evaluate(*of) == one.numbers for of, one in pairs)
+
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
         """Run ``forward`` with symbolic sizes at two choices of sizes, and set ``met`` from its comparisons.
 
@@ -168,45 +227,57 @@ class Generalised:
             self.bounds(), lambda one: one != sizes and self.covers(one), self.all_sizes, self.evaluate, constants
         )
         noted: dict[str, bool] = {}
+        expressions = dict.fromkeys(self.followed.expressions if self.followed else ())
         runs = 0
         for one in (*further, sizes):
-            try:
-                found = self._noted(model, *arguments_at(args, kwargs, self.evaluate(*one)), one)
-            except Exception:  # of the user's code, or a fault in fuse, which must not reach the user
+            run = self._run(model, args, kwargs, one)
+            if run is None:
                 continue
-            if any(noted.setdefault(text, outcome) is not outcome for text, outcome in found.items()):
+            if any(noted.setdefault(text, outcome) is not outcome for text, outcome in run.noted.items()):
                 return False
+            expressions |= dict.fromkeys(run.expressions)
             runs += 1
-        known = replace(self._named, values=sizes, noted=noted)
-        return runs >= FEWEST_RUNS and self.decide(known.met())
+        return runs >= FEWEST_RUNS and self.decide(Followed(noted, tuple(expressions)))
 
-    def _noted(
+    def _run(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
-    ) -> dict[str, bool]:
-        """The comparisons of sizes in one run of ``forward``, with their outcomes."""
-        conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False, derived=self._named.quotients)
-        last = self.members[-1].call
-        formulas: dict[int, int] = {}
-        several: set[int] = set()
-        for position in self.distinct:
-            number = numbers[position]
-            if terms_of(formulas.setdefault(plain(number), number)) != terms_of(number):
-                several.add(plain(number))
-        for number in several:  # several formulas have this value
-            del formulas[number]
-        integers = numbers[: len(last.integers)]
-        size_conditions(model, args, kwargs, formulas, integers, conditions, last.training is not None)
-        return {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
+    ) -> Followed | None:
+        """One run of ``forward`` at these sizes; None if it fails."""
+        try:
+            given = arguments_at(args, kwargs, self._evaluate_arguments(*sizes))
+            conditions, numbers = self._lifted(sizes)
+            last = self.members[-1]
+            layouts = numbers[len(last.call.integers) : last.arguments]
+            integers = numbers[: len(last.call.integers)]
+            training = last.call.training is not None
+            told = size_conditions(model, *given, _by_value(numbers), integers, conditions, training, layouts)
+        except Exception:  # of the user's code, or a fault in fuse, which must not reach the user
+            return None
+        if self.own and not told:
+            return None
+        noted = {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
+        return Followed(noted, expressions_of(conditions))
 
-    def decide(self, met: Callable[..., bool]) -> bool:
+    def _lifted(self, sizes: Numbers) -> tuple[Conditions, Numbers]:
+        """The numbers of the arguments, and other distinct ones of which no factor is unknown, as extents."""
+        further = (self.relation[place] for place in self.distinct if place >= self.members[-1].arguments)
+        known = (one for one in further if type(one) is not tuple or not _factors(one) & set(self.unknown))
+        relation = (*self.relation[: self.members[-1].arguments], *known)
+        conditions, numbers = lifted(relation, sizes, sizes, of_text=False, derived=self._named.quotients)
+        conditions.computed = {} if self.own else None
+        return conditions, numbers
+
+    def decide(self, followed: Followed) -> bool:
         """Set ``met`` if it is true for all members, and false for each graph of another text between them."""
+        equal = equal_numbers(followed.expressions, self.had(), self._columns, self._named)
+        met = replace(self._named, noted={**followed.noted, **agreements(equal, self._named)}).met()
 
         def tells(one: CapturedGraphs) -> bool:
             sizes = self.sizes(one.numbers[: one.arguments])
             return sizes is not None and met(*sizes) and self.covers(sizes)
 
         agree = all(map(tells, self.members)) and not any(map(tells, self.others))
-        self.met = met if agree else None
+        self.followed, self.met = (followed, met) if agree else (None, None)
         return agree
 
 
@@ -238,10 +309,25 @@ def generalised(graphs: Sequence[CapturedGraphs], fewest: int = FEWEST_OF_ONE_SI
         tuple(source for source in sources if source),
         tuple(_steps([one.numbers[position] for one in same]) for position in formulas.positions),
         formulas.derived,
+        formulas.equations.of_operators,
+        formulas.equations.own or not all(formulas.derived.values()),
         tuple(columns.values()),
-        number_ranges(list(columns), formulas.sizes.evaluator([relation[i] for i in columns.values()])),
         SizedPrograms(len(names)),
     )
+
+
+def _by_value(numbers: Numbers) -> dict[int, int]:
+    """Numbers by their values, unless several have one value."""
+    found: dict[int, int] = {}
+    several: set[int] = set()
+    for number in numbers:
+        if terms_of(found.setdefault(plain(number), number)) != terms_of(number):
+            several.add(plain(number))
+    return {value: number for value, number in found.items() if value not in several}
+
+
+def _factors(terms: Terms) -> set[str]:
+    return {factor for factors, _ in terms for factor in factors}
 
 
 def _steps(had: Sequence[int]) -> tuple[int, int]:

@@ -47,6 +47,9 @@ MOST_FOLLOWED = 3
 MOST_UNLIKE = 3
 """Failed attempts to generalise the integer arguments of a kind of calls, after which they count as plain values."""
 
+Told = Callable[[Generalised], Generalised | None]
+"""Follows ``forward`` to find the formulas of all sizes of a generalised graph; None if it does not tell them."""
+
 
 @dataclass(eq=False)
 class KindOfCalls:
@@ -60,6 +63,7 @@ class KindOfCalls:
         reaches: captures at made-up sizes that may still be made.
         useless: made-up calls that could not be captured, or had another graph.
         _probable: formulas for the last text that nothing checks yet.
+        _untold: texts with sizes that ``forward`` does not tell.
         _unlike_sizes: failed attempts to generalise integers; after :data:`MOST_UNLIKE`, only calls with the same
             integers are compared.
         _held: tensors that do not come with a call.
@@ -78,6 +82,7 @@ class KindOfCalls:
     _captured: list[CapturedGraphs] = field(default_factory=list)
     _common: list[Generalised] = field(default_factory=list)
     _probable: Generalised | None = None
+    _untold: set[str] = field(default_factory=set)
     _in_vain: int = 0
     _unlike_sizes: int = 0
 
@@ -100,17 +105,18 @@ class KindOfCalls:
         """Whether a call of another size may have a graph of others, or formulas that are not checked yet."""
         return bool(self._common or self._waiting or self._probable)
 
-    def between(self, given: Numbers) -> Between | None:
+    def between(self, given: Numbers, told: Told) -> Between | None:
         """The generalised graph for a call with these integers and layouts (:func:`numbers_of`); ``within`` is False
-        if the sizes are out of range."""
+        if the sizes are out of range. ``told`` follows ``forward`` where sizes have no formula yet."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
             added = [one for call in self._waiting if (one := call.as_text()) is not None]
             self._captured = [*self._captured, *added][-MOST_CAPTURED:]
             groups = list(self._groups())
             made = [common for graphs in groups if (common := generalised(graphs)) is not None]
-            self._common = [kept for common in made if (kept := self._as_before(common)) is not None]
-            told = {common.members[-1].text for common in self._common}
-            untold = bool(self._captured) and self._captured[-1].text not in told
+            kept = [common for one in made if (common := self._as_before(one)) is not None]
+            self._common = [common for one in kept if (common := self._with_formulas(one, told)) is not None]
+            texts = {common.members[-1].text for common in self._common}
+            untold = bool(self._captured) and self._captured[-1].text not in texts
             self._probable = generalised(groups[0], FEWEST_OF_ONE_SIZE - 1) if untold else None
         self._waiting.clear()
         found = []
@@ -122,12 +128,25 @@ class KindOfCalls:
             return Between(self, self._probable, sizes, False)
         return max(found, key=lambda one: one.within, default=None)
 
-    def takes(self, made_up: CapturedCall, given: Numbers) -> bool:
+    def _with_formulas(self, common: Generalised, told: Told) -> Generalised | None:
+        """``common`` with formulas for all sizes; None if ``forward`` does not tell them, which is asked once."""
+        if not common.unknown:
+            return common
+        text = common.members[-1].text
+        try:
+            found = told(common) if text not in self._untold else None
+        except Exception:  # a fault in fuse, which must not reach the user
+            found = None
+        if found is None:
+            self._untold.add(text)
+        return found
+
+    def takes(self, made_up: CapturedCall, given: Numbers, told: Told) -> bool:
         """Add a made-up call, if it becomes a member of a generalised graph; ``given`` are the layouts of a call for
         which it was made up."""
         before = self._captured, self._common, self._probable
         self._waiting.append(made_up)
-        self.between(given)
+        self.between(given, told)
         if any(one.call is made_up for common in self._common for one in common.members):
             return True
         self._captured, self._common, self._probable = before
@@ -152,11 +171,16 @@ class KindOfCalls:
         """
         for before in self._common:
             if before.members[-1].text == common.members[-1].text and before.relation == common.relation:
-                common.programs = before.programs
-                if before.met is None or common.decide(before.met):
+                common = replace(common, programs=before.programs, followed=before.followed)
+                if common.unknown:
+                    known = replace(common, derived=before.derived)
+                    if not known.gives(known.members):
+                        return common
+                    common = known
+                if before.met is None or before.followed is None or common.decide(before.followed):
                     return common
                 fewer = replace(before, others=common.others)
-                return fewer if fewer.decide(before.met) else None
+                return fewer if fewer.decide(before.followed) else None
         return common
 
     def give_up(self, common: Generalised) -> None:
@@ -182,11 +206,11 @@ class Between:
     within: bool = True
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether all comparisons of sizes in ``forward`` are known; runs ``forward`` at this call's sizes if not."""
+        """Whether comparisons of sizes in ``forward`` are known and hold; runs ``forward`` if they are not known."""
         if self.common.met is None and not self.common.follow(model, args, kwargs, self.sizes):
             self.kind.give_up(self.common)
             return False
-        return True
+        return self.common.met is not None and self.common.met(*self.sizes)
 
     @cached_property
     def all_sizes(self) -> Numbers:

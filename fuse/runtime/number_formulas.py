@@ -22,7 +22,7 @@ from fuse.kernel.extents import Conditions
 from fuse.kernel.region_text import Numbers
 from fuse.kernel.relations import Relation, lifted, relation_of, renamed
 from fuse.runtime.captured_calls import CapturedGraphs
-from fuse.runtime.derived_sizes import formulas_of
+from fuse.runtime.derived_sizes import Equations, equations_of, in_given_sizes
 from fuse.runtime.resized import nodes_with
 
 FEWEST = 4
@@ -32,18 +32,20 @@ FEWEST_OF_ONE_SIZE = 3
 constant, a multiple of a square) follows from one or two calls, and the others check it."""
 FEW_COLUMNS = 16
 """Most sizes of which products of four are compared."""
+NO_EQUATIONS = Equations((), False, frozenset())
 Derived = Mapping[str, tuple[str, ...]]
-"""By name of a size that operators compute, its formulas in the sizes of the arguments."""
+"""By name of a size that is computed, its formulas in the sizes of the arguments; none as long as they are unknown."""
 
 
 @dataclass(frozen=True)
 class Formulas:
     """The positions of the sizes among the numbers of a text; all numbers as polynomials in these and in derived sizes;
-    and the formulas of derived sizes."""
+    the formulas of derived sizes, and the equations that operators give for these."""
 
     positions: tuple[int, ...]
     relation: Relation
     derived: Derived
+    equations: Equations = NO_EQUATIONS
 
     @property
     def sizes(self) -> Conditions:
@@ -97,11 +99,16 @@ def _with_derived_sizes(same: Sequence[CapturedGraphs]) -> Formulas | None:
     rest = [position for position in found[0] if position not in free]
     names = {position: f"n{i}" for i, position in enumerate(free)} | {p: f"derived{i}()" for i, p in enumerate(rest)}
     relation = renamed(found[1], [names[position] for position in found[0]])
+    relation = (*given[1], *relation[len(given[1]) :])  # a stride may also be a multiple of a derived size
     if not rest or not _products_vary(_moved([columns[position] for position in found[0]], columns)):
         return None
-    derived = _derived(chosen, relation, free, {names[position]: chosen.numbers[position] for position in rest})
-    made = None if derived is None else Formulas(free, relation, derived)
-    return made if made is not None and _give(made, same) else None
+    values = {names[position]: chosen.numbers[position] for position in rest}
+    equations = _equations(chosen, relation, free, values)
+    derived = None if equations is None else in_given_sizes(equations.of_operators, list(values))
+    if equations is None or derived is None or any(not of and name in equations.loose for name, of in derived.items()):
+        return None
+    made = Formulas(free, relation, derived, equations)
+    return made if not all(derived.values()) or give(made, same) else None
 
 
 def _equal_by_chance(columns: Sequence[Numbers], sizes: Sequence[int], call: int) -> int:
@@ -134,20 +141,20 @@ def _products_vary(columns: Sequence[Numbers]) -> bool:
     return all(len(set(of)) > 1 for of in chain(products, sums))
 
 
-def _derived(
+def _equations(
     call: CapturedGraphs, relation: Relation, sizes: Sequence[int], derived: Mapping[str, int]
-) -> Derived | None:
-    """The formulas of derived sizes, by their values in this call; ``sizes`` are positions among its numbers."""
+) -> Equations | None:
+    """What operators tell of derived sizes, by their values in this call; ``sizes`` are positions among its numbers."""
     now = tuple(call.numbers[position] for position in sizes)
     conditions, numbers = lifted(relation, now, now, derived={name: str(value) for name, value in derived.items()})
     conditions.quotients.clear()  # the values are those of this call only
     try:
-        return formulas_of(nodes_with(call.call.graphs, numbers[len(call.call.integers) :]), conditions, list(derived))
+        return equations_of(nodes_with(call.call.graphs, numbers[len(call.call.integers) :]), conditions, list(derived))
     except Exception:  # a fault in fuse must not reach the user: every size is captured
         return None
 
 
-def _give(formulas: Formulas, calls: Sequence[CapturedGraphs]) -> bool:
+def give(formulas: Formulas, calls: Sequence[CapturedGraphs]) -> bool:
     """Whether formulas give the numbers of all calls, and those of a derived size agree."""
     conditions = formulas.sizes
     numbers = conditions.evaluator(formulas.relation)
@@ -159,7 +166,7 @@ def _give(formulas: Formulas, calls: Sequence[CapturedGraphs]) -> bool:
 def named_sizes(count: int, derived: Derived) -> Conditions:
     """So many sizes by their names, and sizes derived from them, without conditions."""
     names = tuple(f"n{i}" for i in range(count))
-    return Conditions(names, quotients={name: formulas[0] for name, formulas in derived.items()})
+    return Conditions(names, quotients={name: of[0] for name, of in derived.items() if of})
 
 
 def source_of(name: str, relation: Relation) -> tuple[int, int, int] | None:

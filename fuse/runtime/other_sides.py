@@ -27,6 +27,7 @@ from fuse.errors import FaultWarning
 from fuse.graph.strides import dense_strides, is_dense, memory_order
 from fuse.kernel.extents import LEAST_LOWERED, Conditions
 from fuse.kernel.region_text import Numbers
+from fuse.runtime.forward_numbers import UNKNOWN
 from fuse.runtime.guards import integers_of
 from fuse.runtime.interrupts import awaited
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
@@ -34,7 +35,7 @@ from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.new_sizes import NewSizes
 from fuse.runtime.program import compiled_later
 from fuse.runtime.schedule import schedule
-from fuse.runtime.size_reads import UNKNOWN, Unfollowed, size_conditions
+from fuse.runtime.size_reads import Unfollowed, size_conditions
 from fuse.runtime.varying import VaryingSize
 
 MOST_SIDES = 2

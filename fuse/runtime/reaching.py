@@ -23,7 +23,7 @@ from fuse.kernel.region_text import Numbers
 from fuse.runtime.captured_calls import CapturedCall
 from fuse.runtime.generalised import Generalised
 from fuse.runtime.guards import call_guard
-from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindOfCalls, numbers_of
+from fuse.runtime.kinds_of_calls import MOST_REACHED, Between, KindOfCalls, Told, numbers_of
 from fuse.runtime.made_up_calls import graphs_of, made_up_call
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.new_sizes import NewSizes
@@ -47,15 +47,19 @@ def reached(maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between)
     The first call of a kind that is out of the range extends it in both directions.
     """
     kind, given = beyond.kind, numbers_of(call.leaves)
+
+    def told(common: Generalised) -> Generalised | None:
+        return common.told(maker.model, call.args, call.kwargs)
+
     first = kind.reaches == MOST_REACHED
     for choose in (largest_sizes, least_sizes, near_sizes, these_sizes):
-        known = kind.between(given)
+        known = kind.between(given, told)
         if known is None or (known.within and not first):
             return known
         further = _further_call(maker.model, call, known, choose(known.common, known.sizes, first))
         if further is not None and further.key not in kind.useless:
-            _take(maker, new_sizes, further, kind, given)
-    return kind.between(given)
+            _take(maker, new_sizes, further, kind, given, told)
+    return kind.between(given, told)
 
 
 def largest_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
@@ -141,13 +145,13 @@ def _further_call(model: nn.Module, call: ModelCall, beyond: Between, sizes: Num
         return None
 
 
-def _take(maker: Maker, new_sizes: NewSizes, further: ModelCall, kind: KindOfCalls, given: Numbers) -> None:
+def _take(maker: Maker, new_sizes: NewSizes, further: ModelCall, kind: KindOfCalls, given: Numbers, told: Told) -> None:
     """Capture a made-up call, which may extend the range of its kind."""
     kind.reaches -= 1
     started = time.perf_counter()
     with without_garbage_collection(), unlogged(), new_sizes.lowering(further):
         captured = made_up(maker, further, kind)
-    if captured is not None and kind.takes(captured, given):
+    if captured is not None and kind.takes(captured, given, told):
         new_sizes.captured(further, time.perf_counter() - started, False)
     else:
         kind.reaches -= MOST_REACHED // 6 - 1

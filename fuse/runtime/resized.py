@@ -70,12 +70,14 @@ def resized(graphs: Sequence[GraphModule], numbers: Numbers) -> tuple[GraphModul
 
 @dataclass(frozen=True)
 class NodeNumbers:
-    """A node with other numbers: its arguments, and the sizes of the tensors that it computes."""
+    """A node with other numbers: its arguments, and the sizes of the tensors that it computes; with the last node of a
+    graph also ``counts``: steps of a loop and places in what it reads, or integers that a call returns."""
 
     node: Node
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     sizes: tuple[tuple[int, ...], ...]
+    counts: tuple[Any, ...] = ()
 
 
 def nodes_with(graphs: Sequence[GraphModule], numbers: Numbers) -> Iterator[NodeNumbers]:
@@ -94,8 +96,17 @@ def nodes_with(graphs: Sequence[GraphModule], numbers: Numbers) -> Iterator[Node
                 given = [mapped(one, take if varies else itself) for one, varies in arguments_of(node)]
                 made = [mapped(one, take) for one in parts_of(node.meta.get("val")) if isinstance(one, Tensor)]
                 kwargs = dict(zip(node.kwargs, given[len(node.args) :], strict=True))
-                yield NodeNumbers(node, tuple(given[: len(node.args)]), kwargs, tuple(tuple(one.shape) for one in made))
-            mapped(extra, take)
+                counts = _counts_in(mapped(extra, take)) if node.op == "output" else ()
+                args, sizes = tuple(given[: len(node.args)]), tuple(tuple(one.shape) for one in made)
+                yield NodeNumbers(node, args, kwargs, sizes, counts)
+
+
+def _counts_in(extra: Any) -> tuple[Any, ...]:
+    """The numbers among further facts about a graph that are no layouts of tensors."""
+    if extra is None:
+        return ()
+    _, first, *rest = extra
+    return (first, rest[0]) if rest else tuple(value for _, value in first)
 
 
 def _copied(graph: GraphModule, copier: _Copier) -> GraphModule:

@@ -47,13 +47,14 @@ def recording_uses(
     refuse: Callable[[str], None],
     is_plain: Callable[[], bool],
     counting: Mapping[str, Any],
-    running: dict[FrameType, Any] | None = None,
+    running: dict[FrameType, Any],
+    watched: bool,
 ) -> Iterator[None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
     ``is_plain`` returns whether sizes are plain numbers now. ``counting`` are replacements of Python's counting
     functions, by name. They are added to the globals of the code that runs, so that other code of the process keeps
-    Python's. ``running``, where sizes are watched integers, has the function of C that each frame calls now: these
+    Python's. ``running`` gets the function of C that each frame calls now. Where sizes are ``watched`` integers, these
     record look-ups in tables by themselves.
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
@@ -66,10 +67,9 @@ def recording_uses(
     def watch(frame: FrameType, event: str, called: Any) -> None:
         if is_plain():
             return
-        if running is not None:
-            running.pop(frame, None)
-            if event == "c_call":
-                running[frame] = called
+        running.pop(frame, None)
+        if event == "c_call":
+            running[frame] = called
         if event not in ("call", "c_call"):
             return
         if event == "c_call" and called.__name__ == _HOOKING:
@@ -84,7 +84,7 @@ def recording_uses(
                 frame.f_globals.update({name: names[name] for name in added})
             if _counts(frame.f_code) or _counts_on(frame):
                 refuse(f"{frame.f_code.co_name} counts")
-            elif _formats_or_asks_types(frame.f_code) or (running is None and _looks_up_in_tables(frame)):
+            elif _formats_or_asks_types(frame.f_code) or (not watched and _looks_up_in_tables(frame)):
                 refuse(f"{frame.f_code.co_name} reads sizes as plain numbers")
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{frame.f_code.co_name} calls {called.__name__}")
@@ -95,8 +95,7 @@ def recording_uses(
             yield
     finally:
         sys.setprofile(None)
-        if running is not None:
-            running.clear()
+        running.clear()
         for of, added in given.values():
             for name in added:
                 if of.get(name) is names[name]:

@@ -59,9 +59,11 @@ class WatchedInteger:
     __class__ = property(lambda self: int)  # the class that isinstance sees
 
     def passed(self) -> int:
-        """The number for an operator. The numbers of graphs are polynomials in sizes; any other number is recorded."""
+        """The number for an operator. The numbers of graphs are polynomials in sizes; any other number is recorded,
+        unless all that are computed are kept."""
         computed = any("(" in factor for factors, _ in self._extent.terms for factor in factors)
-        return int(pinned(self._extent)) if computed else plain(self._extent)
+        kept = self._extent.conditions.computed is not None
+        return int(pinned(self._extent)) if computed and not kept else plain(self._extent)
 
     def __index__(self) -> int:
         return self.passed() if is_operator(self._called(sys._getframe(1))) else int(pinned(self._extent))

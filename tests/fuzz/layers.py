@@ -1,7 +1,7 @@
 """Nets of random layers that make sizes of their own, at many random sizes: right? ``python -m tests.fuzz.layers``.
 
     convolutions with strides, paddings and dilations, transposed ones, pools, windows, every other element, halves,
-    images twice as high, paddings, crops, attention, loops over what is left
+    images twice or half as high, paddings to whole windows, chunks, U-Nets, attention, loops over what is left
 
 Each net is called with 30 random sizes, every new one captured at once. Results, layouts and gradients are held to
 eager. One net: ``python -m tests.fuzz.layers --first 17 --nets 1``.
@@ -43,6 +43,45 @@ def _transposed(draw: random.Random, dimensions: int) -> Layer:
 def _skip(draw: random.Random, dimensions: int) -> Layer:
     made = (nn.Conv1d, nn.Conv2d)[dimensions - 1](CHANNELS, CHANNELS, 3, stride=2, padding=1)
     return made, lambda m, x: x + F.interpolate(m(x), size=x.shape[2:])
+
+
+class _Unet(nn.Module):
+    """Half as many positions and back, cut to the size that there was."""
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        down, up = ((nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d))[dimensions - 1]
+        self.down, self.up = down(CHANNELS, CHANNELS, 3, 2, 1), up(CHANNELS, CHANNELS, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.up(torch.relu(self.down(x)))
+        return x + found[(..., *(slice(size) for size in x.shape[2:]))]
+
+
+def _unet(draw: random.Random, dimensions: int) -> Layer:
+    return _Unet(dimensions), lambda m, x: m(x)
+
+
+def _cut(draw: random.Random, dimensions: int) -> Layer:
+    made = (nn.Conv1d, nn.Conv2d)[dimensions - 1](CHANNELS, CHANNELS, draw.choice((2, 3)), stride=draw.choice((2, 3)))
+    return made, lambda m, x: x[..., : m(x).shape[-1]] * 2
+
+
+def _chunk(draw: random.Random, dimensions: int) -> Layer:
+    count, place = draw.choice((2, 3, 4)), draw.choice((0, -1))
+    return nn.Identity(), lambda m, x: x.chunk(count, -1)[place] * 2
+
+
+def _swin(draw: random.Random, dimensions: int) -> Layer:
+    size = draw.choice((3, 4, 5))
+
+    def windows(m: nn.Module, x: Tensor) -> Tensor:
+        steps = x.shape[-1]
+        padded = F.pad(x, (0, (size - steps % size) % size))
+        parts = padded.unflatten(-1, (padded.shape[-1] // size, size)).softmax(-1)
+        return parts.flatten(-2)[..., :steps]
+
+    return nn.Identity(), windows
 
 
 def _max_pool(draw: random.Random, dimensions: int) -> Layer:
@@ -107,6 +146,7 @@ _PLAIN: tuple[Callable[[nn.Module, Tensor], Tensor], ...] = (
     lambda m, x: F.interpolate(x, scale_factor=0.5),
 )
 _DRAWN = (_convolution, _transposed, _skip, _max_pool, _pool_rounding_up, _mean_pool, _slice, _windows)
+_DRAWN += (_unet, _cut, _chunk, _swin)
 
 
 class Net(nn.Module):

@@ -1,4 +1,5 @@
-"""Sizes that operators compute by a division are known at other sizes: strided convolutions, pools, windows."""
+"""Sizes that are computed by a division are known at other sizes: strided convolutions, pools, windows, halves, chunks,
+paddings, crops."""
 
 from __future__ import annotations
 
@@ -78,14 +79,14 @@ def test_images_of_any_height_and_width_are_captured_at_few(
     assert len(captures) <= 20
 
 
-def test_pools_that_round_up_have_no_formula(
+def test_pools_that_round_up_are_captured_at_few(
     captures: list[tuple[int, ...]],  # noqa: F811
 ) -> None:
     torch.manual_seed(0)
     draw = random.Random(0)
-    sizes = {(2, 3, draw.randint(24, 80), draw.randint(24, 80)): None for _ in range(12)}
-    _called(Image(rounds_up=True).eval(), list(sizes))
-    assert len(captures) >= len(sizes)
+    sizes = [(draw.randint(2, 5), 3, draw.randint(24, 80), draw.randint(24, 80)) for _ in range(30)]
+    _called(Image(rounds_up=True).eval(), sizes)
+    assert len(captures) <= 18
 
 
 def every_other(m: Model, x: Tensor) -> Tensor:
@@ -184,6 +185,147 @@ def test_odd_images_have_the_kernels_of_even_ones(
         compiled.append(len(compiled_sources) > before)
         assert not fused.last_run.fallbacks
     assert compiled == [True, True, True, False, False, False, False]  # the batch varies from the third call on
+
+
+def padded_windows(m: Model, x: Tensor) -> Tensor:
+    """As a Swin transformer: the windows are counted in the padded tensor."""
+    length, batch, _ = x.shape
+    y = F.pad(m.first(x), (0, 0, 0, 0, 0, -length % 8))
+    whole, _, _ = y.shape
+    windows = y.view(whole // 8, 8, batch, WIDTH)
+    return (windows - windows.mean(1, keepdim=True)).reshape(whole, batch, WIDTH)[:length]
+
+
+def half(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(m.first(x)[: x.shape[0] // 2])
+
+
+def chunks(m: Model, x: Tensor) -> Tensor:
+    first, second = m.first(x).chunk(2)
+    return torch.tanh(first).sum(0) * torch.sigmoid(second).sum(0)
+
+
+def one_chunk(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(torch.chunk(m.first(x), 3)[0])
+
+
+def half_as_high(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(F.interpolate(m.first(x).permute(1, 2, 0), scale_factor=0.5))
+
+
+def shifted(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(torch.roll(m.first(x), (x.shape[0] // 3,), 0)) * (x.shape[0] % 7 + 2)
+
+
+def to_a_third(m: Model, x: Tensor) -> Tensor:
+    """The last position is known from a tensor whose values nobody reads."""
+    last = x[::3].shape[0]
+    return torch.tanh(m.first(x)[:last]) + m.first(x)[last]
+
+
+FUNCTIONS_OF_QUOTIENTS = [padded_windows, half, chunks, one_chunk, half_as_high, shifted, to_a_third]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS_OF_QUOTIENTS)
+@pytest.mark.parametrize("training", [False, True])
+def test_quotients_that_forward_computes_are_captured_at_few(
+    function: Callable[[Model, Tensor], Tensor],
+    training: bool,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    lengths = [(draw.randint(20, 90), draw.randint(2, 7), WIDTH) for _ in range(40)]
+    _called(Model(function).train(training), lengths, training)
+    assert len(captures) <= 26
+
+
+class UNet(nn.Module):
+    """Down and up again, cut to the size of the way down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = nn.Conv1d(3, 6, 3, 2, 1), nn.Conv1d(6, 6, 3, 2, 1)
+        self.up = nn.ConvTranspose1d(6, 6, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        down = torch.relu(self.down(x))
+        up = self.up(torch.relu(self.deep(down)))
+        return torch.tanh(torch.cat([down, up[..., : down.shape[-1]]], 1))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_crops_to_the_size_of_another_tensor_are_captured_at_few(
+    training: bool,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    _called(UNet().train(training), [(draw.randint(2, 7), 3, draw.randint(24, 90)) for _ in range(40)], training)
+    assert len(captures) <= 22
+
+
+def chunk_by_another_name(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(CHUNK(m.first(x), 3)[0]).sum(0) * (x.shape[0] // 3)
+
+
+def every_third_by_hand(m: Model, x: Tensor) -> Tensor:
+    kept = [torch.tanh(m.first(step)) for place, step in enumerate(x) if place % 3 == 0]
+    return torch.stack(kept) * (x.shape[0] // 3)
+
+
+def count_of_pieces(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(m.first(x)[: len(x.tensor_split(list(range(3, x.shape[0], 3))))]) * (x.shape[0] // 3)
+
+
+CHUNK = torch.chunk
+
+
+@pytest.mark.parametrize("function", [chunk_by_another_name, every_third_by_hand, count_of_pieces])
+@pytest.mark.parametrize("rest", [1, 2])
+def test_numbers_that_are_not_followed_are_no_formulas(
+    function: Callable[[Model, Tensor], Tensor],
+    rest: int,
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """A third of the length rounded up, which ``forward`` also computes rounded down: one more, unless the length is a
+    multiple."""
+    torch.manual_seed(0)
+    lengths = [n for n in (14, 18, 23, 33, 27, 36, 48, 21, 25, 31, 43, 22, 39, 30) if n % 3 != rest]
+    sizes = [(n, b, WIDTH) for b, n in zip((2, 3, 5, 4, 7, 6, 3, 8, 2, 4), lengths, strict=False)]
+    _called(Model(function).eval(), [*sizes, (33 + rest, 3, WIDTH), (27 + rest, 4, WIDTH), (39 + rest, 5, WIDTH)])
+
+
+def test_a_number_that_was_equal_in_all_calls_is_checked_at_the_first_call_that_is_served(
+    captures: list[tuple[int, ...]],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The factor is 1 in all captured calls, and 3 for 54 steps and a batch of 5."""
+    monkeypatch.setattr("fuse.runtime.engine.reached", lambda maker, new_sizes, call, beyond: beyond)
+    torch.manual_seed(0)
+
+    def scaled(first: nn.Conv1d, x: Tensor) -> Tensor:
+        y = torch.tanh(F.linear(x, first.weight[:, :, 0])[::3][: (x.shape[0] + 3) // 7])
+        return torch.tanh(y * ((y.shape[0] // 8 - y.shape[0] - y.shape[1]) % 7 + 1))
+
+    sizes = [(31, 3), (36, 9), (55, 7), (56, 7), (57, 7), (59, 7), (54, 5)]
+    _called(Beside(scaled, 1).eval(), [(*size, 6) for size in sizes])
+
+
+def test_a_place_in_a_list_is_a_number_that_is_read(
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """The first and the last layer are the same: their graphs are equal."""
+    torch.manual_seed(0)
+
+    def chosen(m: Model, x: Tensor) -> Tensor:
+        y = torch.tanh(m.first(x)[: x.shape[0] // 2])
+        return [y, y * 2, y][x.shape[0] % 3]
+
+    lengths = [n for n in range(20, 70) if n % 3 != 1]
+    random.Random(0).shuffle(lengths)
+    sizes = [(n, n % 5 + 2, WIDTH) for n in (*lengths[:12], 34, 40, 46, 52)]
+    _called(Model(chosen).eval(), sizes)
 
 
 @pytest.mark.parametrize("seed", range(8))

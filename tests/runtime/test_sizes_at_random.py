@@ -273,6 +273,9 @@ EXPRESSIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
     "cut by a difference of remainders": lambda y, n, b: y[: n % 4 - n % 2 + 1],
     "cut by a remainder of a sum": lambda y, n, b: y[: (n + b - n // 5) % 7 + 1],
     "scaled by a quotient of a sum": lambda y, n, b: y * (abs((n % 5 - n // 3) // 9) + 1),
+    "cut to a chunk": lambda y, n, b: y.chunk(3)[0] * (n // 3) + y[: n // 3].mean(0),
+    "cut to what a stride leaves": lambda y, n, b: y[: y[::3].shape[0]] + y[: n // 3].mean(0),
+    "padded to whole windows": lambda y, n, b: F.pad(y, (0, 0, 0, 0, n % 5, -n % 8)) * (n // 8),
     "padded by a remainder of a sum": lambda y, n, b: F.pad(y, (0, 0, 0, 0, 0, (n * 9 - b * 2 % 3) % 6)),
 }
 
