@@ -63,8 +63,9 @@ class _Fact:
 class Reader:
     """The reads of one recording.
 
-    ``plain``: numbers are learned as soon as they are read. With ``gradients``, every size is learned, because autograd
-    reads it. A value that depends on no input is the same in each call, and is not learned.
+    ``plain``: numbers are learned as soon as they are read. A size is learned if autograd follows the operator that
+    gives it, because the gradient reads it. A value that depends on no input is the same in each call, and is not
+    learned.
     """
 
     def __init__(
