@@ -232,16 +232,16 @@ class Functionalizer:
             raise CaptureError(
                 f"a write at {self.source} to an argument that shares memory with another; it runs in eager mode"
             )
-        if overlap.overlaps_itself(base.root):
-            raise CaptureError(
-                f"a write at {self.source} to a part of a tensor whose elements share memory; it runs in eager mode"
-            )
         before = base.node
         outers, outer = [], before  # the operand of each view in the chain
         for view in alias.chain:
             outers.append(outer)
             if view is not alias.chain[-1]:
                 outer = self.emit(view.op, (outer, *view.args), view.kwargs)
+        if any(map(overlap.overlaps_itself, (base.root, *(outer.meta["val"] for outer in outers[1:])))):
+            raise CaptureError(
+                f"a write at {self.source} to a part of a tensor whose elements share memory; it runs in eager mode"
+            )
         for view, outer in zip(reversed(alias.chain), reversed(outers), strict=True):
             node = self._inverse(view, outer, node)
         base.node = self._in_layout_of(before, node)

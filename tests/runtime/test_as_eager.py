@@ -103,6 +103,7 @@ STRIDED: dict[str, Function] = {
 STRIDED_WRITES: dict[str, Function] = {
     "written": lambda y: y.as_strided((2, 3), (6, 1), 4).add_(1),
     "written_where_elements_overlap": lambda y: y.as_strided((3, 3), (1, 1)).add_(1),
+    "of_which_a_row_is_written_that_overlaps_others": lambda y: y.as_strided((4, 3), (2, 1))[1].add_(1),
     "of_a_view_written": lambda y: y[2:].as_strided((2, 3), (6, 1), 4).add_(1),
 }
 STRIDED_INPUTS: dict[str, Function] = {
