@@ -380,6 +380,8 @@ _WEIGHTS = {"add": "alpha", "sub": "alpha", "subtract": "alpha", "lerp": "weight
 """Functions of two tensors, and the name of the number by which they weigh the second one."""
 _EXACTLY_SCALED = frozenset({torch.float32, torch.float64})
 """Dtypes in which they compute; narrower ones they convert first."""
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
+"""The largest number by which they weigh ``float32`` tensors; beyond it they raise an error."""
 
 
 def _with_tensors(
@@ -417,9 +419,17 @@ def _weighed(args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: str) -> t
         return None
     if not (isinstance(start, Tensor) and isinstance(end, Tensor) and start.dtype is end.dtype in _EXACTLY_SCALED):
         return None
+    if start.dtype is torch.float32 and _may_overflow(number) and not abs(number) <= _LARGEST_FLOAT:
+        return None
     if (made := _as_tensor(number, start, False)) is None:
         return None
     return (start, end, made) if weight == "weight" else (start, number.facts.reader.uncounted(lambda: end * made))
+
+
+def _may_overflow(number: Number) -> bool:
+    """Whether the number may be too large for ``float32``."""
+    origin = number.facts.origin
+    return isinstance(number, float) and (origin is None or origin.meta["val"].dtype is torch.float64)
 
 
 def _as_tensor(number: Number, beside: Tensor, exactly: bool) -> Tensor | None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx import Interpreter
 
+import fuse
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
 
@@ -47,7 +48,7 @@ UNGUARDED: dict[str, Callable[[Tensor], Any]] = {
     "half_precision": lambda x: (x.half() / x.half().max().item(), x.bfloat16() * x.max().item()),
     "integers_beside_numbers": lambda x: x.long() * x.max().item(),
     "double": lambda x: x.double() * x.sum().item() + x.max().item(),
-    "weighed": lambda x: torch.add(x, x.exp(), alpha=x.max().item()) - (x * 1).sub_(x, alpha=-x.sum().item()),
+    "weighed": lambda x: torch.add(x, x.exp(), alpha=x.max().item()) - (x * 1).sub_(x, alpha=x.sum().item()),
     "between": lambda x: x.lerp(x.exp(), x.max().item()) + torch.lerp(x.double(), x.double(), weight=x.min().item()),
     "between_by_an_integer": lambda x: x.lerp(x.exp(), x.argmax().item()),
     "where": lambda x: torch.where(x > 0, x, x.min().item()),
@@ -75,6 +76,10 @@ GUARDED: dict[str, tuple[Callable[[Tensor], Any], set[str]]] = {
     "a_length": (lambda x: x[: x.argmax().item() + 1] * 2, {"truth", "number"}),
     "float": (lambda x: x * float(x.max()), {"number"}),
     "int": (lambda x: x * int(x.max()), {"number"}),
+    "weighed_by_what_may_overflow": (
+        lambda x: x.add(x, alpha=-x.sum().item()).lerp(x, x.double()[0].item()),
+        {"truth"},
+    ),
     "weighed_in_half_precision": (lambda x: x.half().add(x.half(), alpha=x.max().item()), {"number"}),
     "array": (lambda x: x * x.numpy().max().item(), {"values"}),
     "equality": (lambda x: x if torch.equal(x, x * 1) else -x, {"truth"}),
@@ -142,6 +147,21 @@ def test_arithmetic_is_pythons_to_the_bit(values: list[float], operations: list[
         found = outputs[0].value
     assert type(found) is type(number)
     assert found == number or (found != found and number != number)
+
+
+@pytest.mark.parametrize("function", [lambda x, n: x.add(x, alpha=n), lambda x, n: x.lerp(x * 2, n)])
+def test_a_weight_beyond_the_dtype_raises_as_in_eager_mode(function: Callable[[Tensor, Any], Tensor]) -> None:
+    fused = fuse.compile(Calls(lambda pair: function(pair[0], pair[1].item())))
+    x = torch.randn(6)
+    for weight in (0.5, 1e40, -1e300, float("inf"), 3.0):
+        try:
+            expected = function(x, weight)
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match="overflow"):
+                fused((x, torch.tensor(weight, dtype=torch.float64)))
+        else:
+            found = fused((x, torch.tensor(weight, dtype=torch.float64)))
+            torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 def test_a_value_that_cannot_be_computed_is_no_answer_even_if_forward_catches_the_error() -> None:
