@@ -5,7 +5,7 @@
 
 Python makes a plain ``int`` of what a tensor answers, so that the number would be learned. Functions of the user that
 call ``int`` are compiled again from their source (:mod:`fuse.graph.recompiling`). This is done once the number was
-found to differ from call to call.
+found to differ from call to call, and not in functions that call ``type``, which tells a Number from an ``int``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def converted(functions: Sequence[types.FunctionType], read: Callable[[Tensor], 
                 return read(value)
         return made(value)
 
-    before = [(one, one.__code__) for one in functions if "int" in one.__code__.co_names]
+    before = [(one, one.__code__) for one in functions if _may_convert(one.__code__.co_names)]
     try:
         for function, code in before:
             function.__code__ = _converting(function, convert) or code
@@ -44,6 +44,10 @@ def converted(functions: Sequence[types.FunctionType], read: Callable[[Tensor], 
     finally:
         for function, code in before:
             function.__code__ = code
+
+
+def _may_convert(names: Sequence[str]) -> bool:
+    return "int" in names and "type" not in names
 
 
 def _is_integer(tensor: Tensor) -> bool:

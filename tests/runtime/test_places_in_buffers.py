@@ -110,6 +110,12 @@ def another_int(m, x):
     return m.linear(x) * int(m.ptr / 2)
 
 
+def asked_for_its_type(m, x):
+    ptr = int(m.ptr)
+    m.ptr += 1
+    return m.linear(x) * ptr if type(ptr) is int else m.linear(x)
+
+
 def out_of_range(m, x):
     ptr = int(m.ptr)
     m.ptr += 1
@@ -118,7 +124,7 @@ def out_of_range(m, x):
 
 
 ONE_PROGRAM = (queue, ring, ring_of_a_buffer, an_item)
-SEVERAL = (from_itself, followed_by_gradients, cut_off, counted, another_int, out_of_range)
+SEVERAL = (from_itself, followed_by_gradients, cut_off, counted, another_int, asked_for_its_type, out_of_range)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
