@@ -6,7 +6,8 @@
         return out[0]
 
 They are used while ``forward`` runs with symbolic sizes, because these functions count without reading a size. In all
-but the last step, a count is a plain number: code that depends on it changes the graph of every longer loop too.
+but the last step, a count is a plain number: code that depends on it changes the graph of every longer loop too. Where
+all numbers that ``forward`` computes are kept, a plain one would be missing, so that the number of steps is recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuse.kernel.extents import Extent, plain
+from fuse.kernel.extents import Extent, pinned, plain
 from fuse.runtime.watched_integers import WatchedInteger, symbolic
 
 _LONG = (list, tuple, dict, set, deque)
@@ -42,6 +43,8 @@ def counting(rows: Callable[[Tensor], int], known: Callable[[int], int]) -> dict
         return known(found) if isinstance(of, _LONG) and not isinstance(of, torch.Size) else found
 
     def numbered(of: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
+        if isinstance(of, Tensor):
+            _pin_if_kept(rows(of))
         for position, item, is_last in _with_last(of):
             count = position if not is_last else (rows(of) if isinstance(of, Tensor) else known(position + 1)) - 1
             yield count + start, item
@@ -53,6 +56,13 @@ def counting(rows: Callable[[Tensor], int], known: Callable[[int], int]) -> dict
             yield tuple(item if _is_symbolic(item) else ends.get(at, item) for at, item in _enumerate(items))
 
     return {"range": _Range, "len": length, "enumerate": numbered, "zip": zipped}
+
+
+def _pin_if_kept(steps: Any) -> None:
+    """Pin the number of steps if all numbers that are computed are kept: most of its counts are plain."""
+    number = symbolic(steps)
+    if isinstance(number, Extent) and number.conditions.computed is not None:
+        pinned(number)
 
 
 def _is_symbolic(number: Any) -> bool:
@@ -101,10 +111,12 @@ class _SymbolicRange:
         self._last = start + (steps - 1) * step
 
     def __iter__(self) -> Iterator[int]:
+        _pin_if_kept(self.count)
         yield from self._own[:-1]
         yield self._last
 
     def __reversed__(self) -> Iterator[int]:
+        _pin_if_kept(self.count)
         yield self._last
         yield from reversed(self._own[:-1])
 
@@ -114,7 +126,10 @@ class _SymbolicRange:
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return list(self)[position]
-        return self._last if self._own[position] == self._own[-1] else self._own[position]
+        if self._own[position] == self._own[-1]:
+            return self._last
+        _pin_if_kept(self.count)
+        return self._own[position]
 
     def __contains__(self, number: object) -> bool:
         return number in list(self)

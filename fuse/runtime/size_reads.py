@@ -62,15 +62,15 @@ def size_conditions(
     conditions: Conditions,
     gradients: bool,
     layouts: Sequence[Any] = (),
-) -> bool:
+) -> tuple[int, ...] | None:
     """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
 
     ``integers`` are the integer arguments, extents where they vary. With ``gradients``, the call is captured with its
     gradients, on which ``forward`` may depend.
 
     Where ``conditions`` keep what is computed, sizes are watched, and ``layouts`` are those of the tensors, as extents.
-    Returns whether they have all numbers that ``forward`` computes: each size that it reads is told by its origin, and
-    each that operators are told is its own.
+    Returns the lengths of lists that ``forward`` got as plain numbers; None if ``conditions`` do not have all numbers
+    that it computes: a size that it read was told by its value, or one that an operator was told may not be its own.
 
     Raises:
         Unfollowed: a size without a formula was compared, or a use cannot be recorded.
@@ -87,7 +87,7 @@ def size_conditions(
 
     settled(record, ())
     following.check()
-    return following.told
+    return tuple(following.lengths) if following.told else None
 
 
 class _Following:
@@ -106,6 +106,7 @@ class _Following:
         self._plain = 1
         self._refused: list[str] = []
         self.told = True
+        self.lengths: list[int] = []
 
     def give(self, arguments: Any, layouts: Sequence[Any]) -> None:
         """Note the sizes of the arguments, of which ``layouts`` has sizes and strides."""
@@ -173,6 +174,7 @@ class _Following:
         if number in self._formulas:
             return self.number(number)
         self._guess(False, number)
+        self.lengths.append(number)
         return number
 
     def check(self) -> None:

@@ -296,6 +296,35 @@ def test_numbers_that_are_not_followed_are_no_formulas(
     _called(Model(function).eval(), [*sizes, (33 + rest, 3, WIDTH), (27 + rest, 4, WIDTH), (39 + rest, 5, WIDTH)])
 
 
+def last_but_one(m: Model, x: Tensor) -> Tensor:
+    starts = list(range(0, x.shape[0], 5))
+    return torch.tanh(m.first(x)[: x.shape[0] // 5 * 5 - 5]) * starts[-2]
+
+
+def count_of_steps(m: Model, x: Tensor) -> Tensor:
+    kept = len(x.unbind()[::5])
+    return torch.tanh(m.first(x)[: x.shape[0] // 5]) * (kept * 2) * (x.shape[0] // 5 * 2 + 2)
+
+
+def last_but_one_of_steps(m: Model, x: Tensor) -> Tensor:
+    starts = [place for place, _ in enumerate(x)][::5]
+    return torch.tanh(m.first(x)[: x.shape[0] // 5 * 5 - 5]) * starts[-2]
+
+
+@pytest.mark.parametrize("function", [last_but_one, last_but_one_of_steps, count_of_steps])
+def test_plain_numbers_from_ranges_and_lists_are_no_constants(
+    function: Callable[[Model, Tensor], Tensor],
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """A fifth of the length rounded up, which ``forward`` also computes rounded down: one more, unless the length is a
+    multiple."""
+    torch.manual_seed(0)
+    draw = random.Random(2)
+    lengths = [21, 83, *(n for n in draw.sample(range(21, 84), 20) if n % 5), 80, 50, 60, 75]
+    sizes = zip(lengths, [2, 9, 3, 7, *(draw.randint(2, 9) for _ in lengths)], strict=False)
+    _called(Model(function).eval(), [(*size, WIDTH) for size in sizes])
+
+
 def test_a_number_that_was_equal_in_all_calls_is_checked_at_the_first_call_that_is_served(
     captures: list[tuple[int, ...]],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
