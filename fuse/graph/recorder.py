@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
-from fuse.graph import changed_objects, dtype_numbers, functional_forms, probing
+from fuse.graph import changed_objects, dtype_numbers, functional_forms, probing, put_shapes
 from fuse.graph.arguments import named_leaves
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.byte_masks import has_byte_masks, with_masks
@@ -393,6 +393,8 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             del self.dispatches[count:]
             self.dispatches.append(Dispatch(op, args, kwargs, result, source))
             return result
+        if reason := put_shapes.obstacle(op, args):
+            raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
         result = functional_forms.record(self.functional, op, args, kwargs, lambda: self._run(op, args, kwargs))
         self.reader.recorded(op, args, kwargs, result)
         if reason := dtype_numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):

@@ -34,6 +34,7 @@ from fuse.graph.masked_elements import MaskSelections, selects_by_mask, takes_gr
 from fuse.graph.read_numbers import WantsPlain, distance, is_number, node_of, read_number
 from fuse.graph.recorded_inputs import RecordedInputs
 from fuse.graph.sources import user_line
+from fuse.graph.strides import broadcast
 from fuse.graph.tensor_indices import IndexCopies, looks_like_view, positions_in, viewed, window, windows_in
 
 aten = torch.ops.aten
@@ -351,8 +352,9 @@ class Reader:
             if not -table.shape[dims[0]] <= self._number(node) < table.shape[dims[0]]:
                 return False
             place = self.tensor(node)
-        if value.dim() > table.dim() - 1 + place.dim():
-            return False
+        written = [*table.shape[: dims[0]], *place.shape, *table.shape[dims[0] + 1 :]]
+        if broadcast([value.shape, written]) != tuple(written):
+            return False  # eager raises, or drops dimensions
         self.gave_symbols = True
         made = self.uncounted(lambda: value.to(table.dtype))
         aten.index_put_.default(table, [*[None] * dims[0], place], made)

@@ -171,6 +171,10 @@ REFUSED: dict[str, tuple[Write, str]] = {
     "other_dtype": (lambda x: x.view(torch.int32).add_(1), r"view made by aten\.view\.dtype"),
     "list_of_tensors": (lambda x: torch._foreach_add_([x, x], 1), "no functional form"),
     "a_name_that_python_reserves": (lambda x: x.random_(1, 9), r"aten\.random_\.from .* cannot be written"),
+    "two_rows_at_one_place": (
+        lambda x: x.index_put_((torch.tensor([1]),), x[:2] * 2),
+        r"shape \[2, 4\] are written to",
+    ),
     "draws_with_gaps": (lambda x: x[:, 1:3].normal_(), "writes into a view with gaps"),
 }
 

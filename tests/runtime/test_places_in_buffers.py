@@ -110,6 +110,29 @@ def another_int(m, x):
     return m.linear(x) * int(m.ptr / 2)
 
 
+def too_long(m, x):
+    """Two rows for one place: eager raises, and the code goes on."""
+    ptr = int(m.ptr)
+    m.ptr += 1
+    rows = 1 if ptr == 4 else 2
+    try:
+        m.ring[ptr % 4 : ptr % 4 + rows] = m.linear(x)[:2].detach()
+    except RuntimeError:
+        m.ring[0] = 0
+    return m.linear(x) * m.ring.sum()
+
+
+def too_long_for_its_length(m, x):
+    """As above; the length is read from a tensor."""
+    ptr, rows = int(m.ptr), int(2 - (m.ptr + 1) // 5 % 2)
+    m.ptr += 1
+    try:
+        m.ring[ptr % 4 : ptr % 4 + rows] = m.linear(x)[:2].detach()
+    except RuntimeError:
+        m.ring[0] = 0
+    return m.linear(x) * m.ring.sum()
+
+
 def asked_for_its_type(m, x):
     ptr = int(m.ptr)
     m.ptr += 1
@@ -124,7 +147,17 @@ def out_of_range(m, x):
 
 
 ONE_PROGRAM = (queue, ring, ring_of_a_buffer, an_item)
-SEVERAL = (from_itself, followed_by_gradients, cut_off, counted, another_int, asked_for_its_type, out_of_range)
+SEVERAL = (
+    from_itself,
+    followed_by_gradients,
+    cut_off,
+    counted,
+    another_int,
+    asked_for_its_type,
+    out_of_range,
+    too_long,
+    too_long_for_its_length,
+)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
