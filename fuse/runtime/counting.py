@@ -6,8 +6,9 @@
         return out[0]
 
 They are used while ``forward`` runs with symbolic sizes, because these functions count without reading a size. In all
-but the last step, a count is a plain number: code that depends on it changes the graph of every longer loop too. Where
-all numbers that ``forward`` computes are kept, a plain one would be missing, so that the number of steps is recorded.
+but the last step, a count is a plain number: code that depends on it changes the graph of every longer loop too. That
+is not so for a count that is taken from the end of a list (``list(range(n))[-2]``): such a list records the number of
+steps. Where all numbers that ``forward`` computes are kept, a plain one would be missing, so that any loop records it.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ def _pin_if_kept(steps: Any) -> None:
     number = symbolic(steps)
     if isinstance(number, Extent) and number.conditions.computed is not None:
         pinned(number)
+
+
+def _pin(steps: Any) -> None:
+    """Pin the number of steps."""
+    pinned(symbolic(steps))
 
 
 def _is_symbolic(number: Any) -> bool:
@@ -121,18 +127,22 @@ class _SymbolicRange:
         yield from reversed(self._own[:-1])
 
     def __len__(self) -> int:
+        _pin(self.count)  # it becomes a list: ``len`` itself is replaced
         return _len(self._own)
 
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return list(self)[position]
-        if self._own[position] == self._own[-1]:
+        number = self._own[plain(symbolic(position))]
+        if plain(symbolic(position)) < 0:
+            return self._last + (position + 1) * self._own.step
+        if number == self._own[-1]:
             return self._last
         _pin_if_kept(self.count)
-        return self._own[position]
+        return number
 
     def __contains__(self, number: object) -> bool:
-        return number in list(self)
+        return any(one == number for one in self)
 
 
 def _own(steps: range | _SymbolicRange) -> range:

@@ -325,6 +325,32 @@ def test_plain_numbers_from_ranges_and_lists_are_no_constants(
     _called(Model(function).eval(), [(*size, WIDTH) for size in sizes])
 
 
+def decides_by_a_count(m: Model, x: Tensor) -> Tensor:
+    last_but_one = list(range(x.shape[0]))[-2]
+    return torch.tanh(m.first(x)) * (x.shape[0] if last_but_one % 5 else x.shape[0] + 1)
+
+
+def decides_by_a_place(m: Model, x: Tensor) -> Tensor:
+    last_but_one = range(x.shape[0])[-2]
+    return torch.tanh(m.first(x)) * (x.shape[0] if last_but_one % 5 else x.shape[0] + 1)
+
+
+def divides_a_count(m: Model, x: Tensor) -> Tensor:
+    last_but_one = list(range(x.shape[0]))[-2]
+    return torch.tanh(m.first(x)) * (last_but_one // 5 - (last_but_one - 1) // 5 + 2)
+
+
+@pytest.mark.parametrize("function", [decides_by_a_count, decides_by_a_place, divides_a_count])
+def test_a_count_from_the_end_of_a_range_is_no_constant(
+    function: Callable[[Model, Tensor], Tensor],
+    captures: list[tuple[int, ...]],  # noqa: F811
+) -> None:
+    """The lengths of all captured calls but the last are no multiples of five and two."""
+    torch.manual_seed(0)
+    lengths = [23, 85, 31, 44, 60, 71, 53, 28, 79, 35, 67, 42, 57, 77]
+    _called(Model(function).eval(), [(n, b, WIDTH) for n, b in zip(lengths, [2, 9, 3, 7, 4, 5, 6] * 2, strict=True)])
+
+
 def test_a_number_that_was_equal_in_all_calls_is_checked_at_the_first_call_that_is_served(
     captures: list[tuple[int, ...]],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
