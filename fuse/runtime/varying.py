@@ -73,6 +73,7 @@ class SizesSeen:
     def sizes(self, kind: Key, leaves: Sequence[Any]) -> list[VaryingSize]:
         """The sizes of tensors that differ between earlier calls of this kind and this one; none if one is too small.
 
+        >>> import torch
         >>> seen, kind = SizesSeen(), Key(None, (), None)
         >>> _ = seen.varying(kind, [torch.ones(5, 8), torch.ones(8, 6)])
         >>> [(one.now, one.places) for one in seen.sizes(kind, [torch.ones(9, 8), torch.ones(8, 10)])]
