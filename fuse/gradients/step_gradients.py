@@ -32,9 +32,9 @@ from fuse.graph.backward_graph import BackwardInput, root_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.loop import Loop, depending, of_all_steps
-from fuse.graph.mutated_attributes import Plan
 from fuse.graph.outputs import outputs_of, part_of
 from fuse.graph.recomputing import recomputed_in_step
+from fuse.graph.recording_plan import Plan
 from fuse.graph.signature import OutputSpec
 from fuse.graph.unseen_writes import WITH_GRADIENT_OF, WithGradientOf
 from fuse.kernel.dtypes import HALVES

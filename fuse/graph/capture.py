@@ -25,8 +25,8 @@ from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.locks import ForkedLock
-from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.recorder import Recorder
+from fuse.graph.recording_plan import Plan, settled
 from fuse.graph.signature import Attribute
 from fuse.graph.uncompiled import uncompiled
 

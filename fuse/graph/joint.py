@@ -34,13 +34,13 @@ from fuse.graph.changed_objects import read_later
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
 from fuse.graph.fakes import fake_like
 from fuse.graph.freed_graphs import GraphFreed, is_freed, is_freed_error
-from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.naming import identifier
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.python_generators import generators_unmoved
 from fuse.graph.reassigning import Assign
 from fuse.graph.recomputing import recomputed
 from fuse.graph.recorder import Recorder
+from fuse.graph.recording_plan import Plan, settled
 from fuse.graph.result_structure import flatten_result
 from fuse.graph.saved_by_autograd import autograd_nodes, reads_overwritten
 from fuse.graph.short_graphs import StepsNeeded

@@ -1,8 +1,8 @@
 """Lead Python's reads of fake tensors to the reader of a capture.
 
     bool(t)   t.item()   t.tolist()   float(t)   t.numpy()      ->   reader.truth_of(t), reader.item(t), ...
-    t[i]                                                        ->   reader.looked_up(t, i)
-    t[i] = x                                                    ->   reader.stored(t, i, x)
+    t[i]                                                        ->   positions.looked_up(t, i)
+    t[i] = x                                                    ->   positions.stored(t, i, x)
     torch.cond(t, f, g)                                         ->   f or g, run as plain Python
 
 The methods of fake tensors are replaced while a call is recorded, for the recording thread.
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse.graph.control_flow import run_plainly
 from fuse.graph.patched import in_this_thread, patched
+from fuse.graph.positions import Positions
 from fuse.graph.read_numbers import known
 from fuse.graph.tensor_indices import windows_in
 from fuse.graph.value_reads import Reader
@@ -31,37 +32,37 @@ _CONDITIONAL = "_hop_compile_and_call"
 
 
 @contextlib.contextmanager
-def reads_followed(reader: Reader) -> Iterator[None]:
-    """A context in which ``reader`` handles this thread's reads of fake tensors' values."""
+def reads_followed(reader: Reader, positions: Positions) -> Iterator[None]:
+    """A context in which ``reader`` handles this thread's reads of fake tensors' values, and ``positions`` indexing by
+    them."""
     thread = threading.get_ident()
+
+    def follows(tensor: Any) -> bool:
+        return threading.get_ident() == thread and not reader.closed and tensor.fake_mode is reader.fake_mode
 
     def asked(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
         original = getattr(FakeTensor, name)
 
         def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            one = tensor.numel() == 1 or name in _OF_ANY_SIZE
-            if threading.get_ident() != thread or reader.closed or not one or tensor.fake_mode is not reader.fake_mode:
-                return original(tensor, *args, **kwargs)
-            return answer(reader, tensor, *args, **kwargs)
+            if follows(tensor) and (tensor.numel() == 1 or name in _OF_ANY_SIZE):
+                return answer(reader, tensor, *args, **kwargs)
+            return original(tensor, *args, **kwargs)
 
         return method
 
-    original: Any = FakeTensor.__getitem__
+    get: Any = FakeTensor.__getitem__
+    put: Any = FakeTensor.__setitem__
 
     def part(tensor: Any, index: Any) -> Any:
-        followed = threading.get_ident() == thread and not reader.closed and tensor.fake_mode is reader.fake_mode
-        if followed and (type(index) not in (int, slice) or windows_in(index)):
-            found = reader.looked_up(tensor, index, original)
+        if (type(index) not in (int, slice) or windows_in(index)) and follows(tensor):
+            found = positions.looked_up(tensor, index, get)
             if found is not None:
                 return found
-        return original(tensor, index)
+        return get(tensor, index)
 
-    store: Any = FakeTensor.__setitem__
-
-    def store_part(tensor: Any, index: Any, value: Any) -> None:
-        followed = threading.get_ident() == thread and not reader.closed and tensor.fake_mode is reader.fake_mode
-        if not followed or not reader.stored(tensor, index, value, original):
-            store(tensor, index, value)
+    def store(tensor: Any, index: Any, value: Any) -> None:
+        if not follows(tensor) or not positions.stored(tensor, index, value, get):
+            put(tensor, index, value)
 
     # Before torch 2.13 these functions compile themselves here, and cannot be followed.
     conditional = _CONDITIONAL if hasattr(_higher_order, _CONDITIONAL) else "setup_compilation_env"
@@ -73,10 +74,8 @@ def reads_followed(reader: Reader) -> Iterator[None]:
         with reader.refusing():
             return run_plainly(function, args)
 
-    answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()} | {
-        "__getitem__": part,
-        "__setitem__": store_part,
-    }
+    answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()}
+    answers |= {"__getitem__": part, "__setitem__": store}
     with patched(FakeTensor, answers), patched(_higher_order, {conditional: in_this_thread(followed, compiled)}):
         yield
     reader.close()

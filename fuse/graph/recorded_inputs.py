@@ -79,9 +79,8 @@ class RecordedInputs:
                     fake = self.fake_mode.from_tensor(tensor)
             self.adopted[id(tensor)] = (tensor, fake)
             self.data[id(fake)] = tensor
-            self.versions[id(fake)] = (
-                0 if fake.is_inference() else fake._version
-            )  # torch writes a storage into some of its new fake tensors
+            # torch writes a storage into some of its new fake tensors; those of inference mode have no version
+            self.versions[id(fake)] = 0 if fake.is_inference() else fake._version
         return self.adopted[id(tensor)][1]
 
     def add(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:

@@ -51,16 +51,18 @@ from fuse.graph.given_containers import GivenContainers
 from fuse.graph.hidden_fakes import fakes_hidden
 from fuse.graph.inference import InferenceModes, inference_followed
 from fuse.graph.learned import Learning
-from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
+from fuse.graph.mutated_attributes import Overlay
 from fuse.graph.naming import argument_name, named_arguments, names_of_state, parameter_names
 from fuse.graph.new_parameters import subclasses_refused
 from fuse.graph.outputs import finished
 from fuse.graph.packed_sequences import packed_by_masks
+from fuse.graph.positions import Positions
 from fuse.graph.reachable_state import reached_by
 from fuse.graph.read_methods import reads_followed
 from fuse.graph.read_numbers import WantsPlain
 from fuse.graph.reassigning import Assign, obstacle, reassignments_followed
 from fuse.graph.recorded_inputs import RecordedInputs, tensor_of
+from fuse.graph.recording_plan import Assigns, Plan, Reads
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.repeated_calls import RepeatedCalls
 from fuse.graph.requires_grad import RequiresGradOfArguments, needed_at_first, switched
@@ -107,8 +109,9 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.packs = False  # whether the call has a packed sequence
         self.inputs = RecordedInputs(self.graph, self.functional, fake_mode, names_of_state(model, plan.attributes))
         self.reader = Reader(self.functional, fake_mode, self.inputs, plan.plain_reads, self.dispatches)
+        self.positions = Positions(self.reader)
         self.drawn = DrawRecord(self.reader, self.inputs.drawn, plan.plain_reads, self.inputs.choices)
-        self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.reader.copied)
+        self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.positions.copied)
         self.choosing = plan.choosing
         self.converts = plan.converts
         self.functions: list[FunctionType] = []  # of the user
@@ -169,7 +172,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         """A context in which the model's state is fake, and reads of values are followed."""
         with (
             self._fake_state(arguments),
-            reads_followed(self.reader),
+            reads_followed(self.reader, self.positions),
             reassignments_followed(self._assign_data, self._swapped),
             subclasses_refused(),
         ):
@@ -305,6 +308,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.functional.settle()
         self._refuse_learned_numbers()
         leaves = flatten_result(result)[0]
+        self.positions.check(leaves)
         tensors, self.learning, self.numbers = self.reader.finish(leaves)
         if not self.learning.lines and not self.learning.leaves:
             self.learning = None

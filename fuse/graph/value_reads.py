@@ -4,7 +4,7 @@
                              learned: a boolean (learned.py); its node becomes one more result of the graph
     x / x.max().item()       a number that stands for its node (read_numbers.py); nothing is learned
     x[x > 0]                 the operator runs on the call's values; the size of its result is learned
-    x[t[0]]                  a look-up operator; nothing is learned (tensor_indices.py)
+    x[t[0]]                  a look-up operator; nothing is learned (positions.py)
 
 Reads arrive as methods of fake tensors (read_methods.py), or as operators that return Python values.
 """
@@ -21,21 +21,20 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
 from fuse.errors import CaptureError
+from fuse.graph.aliases import Base
 from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.masked_elements import MaskSelections, selects_by_mask, takes_gradients
-from fuse.graph.read_numbers import WantsPlain, distance, is_number, node_of, read_number
+from fuse.graph.read_numbers import is_number, node_of, read_number
 from fuse.graph.recorded_inputs import RecordedInputs
 from fuse.graph.sources import user_line
-from fuse.graph.strides import broadcast
-from fuse.graph.tensor_indices import IndexCopies, looks_like_view, positions_in, viewed, window, windows_in
 
 aten = torch.ops.aten
 
@@ -43,10 +42,6 @@ LARGEST_LIST = 64
 """The most elements of a list of separate Numbers; larger lists are learned as a whole."""
 
 T = TypeVar("T")
-
-
-def _ends(part: Any) -> tuple[Any, ...]:
-    return (part.start, part.stop) if type(part) is slice else ()
 
 
 READS = frozenset({aten._local_scalar_dense.default, aten.allclose.default, aten.equal.default})
@@ -94,8 +89,7 @@ class Reader:
         self._sized: list[tuple[Tensor, Tensor]] = []  # fake tensors, with their values in this call
         self._counted: set[int] = set()  # keys of masks whose number of chosen elements is known in this call
         self._dispatches = dispatches
-        self._copies = IndexCopies()
-        self._chosen = MaskSelections(self._node, self._keys.of, self._learn_size)
+        self._chosen = MaskSelections(self.node, self._keys.of, self._learn_size)
         self.compact = self._chosen.sources
         """Tensors whose size is not learned yet."""
 
@@ -125,7 +119,7 @@ class Reader:
     # ---- reads -------------------------------------------------------------------------------------------------------
 
     def truth_of(self, tensor: Tensor) -> bool:
-        node = self._begin(tensor)
+        node = self.begin(tensor)
         if tensor.dtype is not torch.bool:
             node = self.emit(aten.ne.Scalar, node, 0)
         return self.truth(self._scalar(node))
@@ -134,22 +128,22 @@ class Reader:
         """``tensor.item()``: a plain number if ``plain``, otherwise a :class:`Number`."""
         if tensor.dtype is torch.bool:
             return self.truth_of(tensor)
-        node = self._scalar(self._begin(tensor))
+        node = self._scalar(self.begin(tensor))
         wide = _wide(tensor.dtype)
         if wide is None:
             return self.number(node)
         converted = node if tensor.dtype is wide else self.emit(aten._to_copy.default, node, dtype=wide)
-        if plain or self.plain or not self._varying.of(node):
+        if plain or self.plain or not self.varies(node):
             return self.number(converted)
         self.gave_symbols = True
-        return read_number(self, converted, self._number(converted), node)
+        return read_number(self, converted, self.present(converted), node)
 
     def whole(self, tensor: Tensor) -> int:
         """``int(tensor)``: for a real number, its integer part is learned."""
         if tensor.dtype is torch.bool or not tensor.is_floating_point():
             return int(self.item(tensor, plain=True))
-        node = self._scalar(self._begin(tensor))
-        value = self._number(node)
+        node = self._scalar(self.begin(tensor))
+        value = self.present(node)
         if not math.isfinite(value) or abs(value) >= 2**62:
             return int(self.number(node))
         return int(self.number(self.emit(aten._to_copy.default, node, dtype=torch.int64)))
@@ -163,7 +157,7 @@ class Reader:
             values = self.values(tensor)
             with _disable_current_modes():
                 return values.tolist()
-        node = self._begin(tensor)
+        node = self.begin(tensor)
         self.gave_symbols = True
 
         def parts(node: Node) -> list[Any]:
@@ -172,13 +166,13 @@ class Reader:
             if value.dim() > 1:
                 return [parts(one) for one in chosen]
             made = chosen if value.dtype is wide else [self.emit(aten._to_copy.default, n, dtype=wide) for n in chosen]
-            return [read_number(self, n, self._number(n), one) for n, one in zip(made, chosen, strict=True)]
+            return [read_number(self, n, self.present(n), one) for n, one in zip(made, chosen, strict=True)]
 
         return parts(node)
 
     def values(self, tensor: Tensor) -> Tensor:
         """A real tensor with the values of ``tensor``, all of which are learned."""
-        node = self._begin(tensor)
+        node = self.begin(tensor)
         found: Tensor = self._learn(node, "values", Tensor.clone)
         with _disable_current_modes():
             return found.clone()
@@ -187,14 +181,14 @@ class Reader:
         """``torch.equal``."""
         if one.shape != other.shape:
             return False
-        nodes = self._begin(one), self.functional.value(self._known(other))
+        nodes = self.begin(one), self.functional.value(self._known(other))
         return self.truth(self.emit(aten.all.default, self.emit(aten.eq.Tensor, *nodes)))
 
     def close_to(
         self, one: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
     ) -> bool:
         """``torch.allclose``."""
-        a, b = self._begin(one), self.functional.value(self._known(other))
+        a, b = self.begin(one), self.functional.value(self._known(other))
         close = self.emit(aten.eq.Tensor, a, b)
         if equal_nan:
             neither = self.emit(aten.bitwise_and.Tensor, *(self.emit(aten.ne.Tensor, n, n) for n in (a, b)))
@@ -216,7 +210,7 @@ class Reader:
             raise why
         nodes = self.functional.nodes(args), self.functional.nodes(kwargs)
         if self.closed:
-            self._chosen.refuse_mask(self._keys.of(self._node(args[1][0])))
+            self._chosen.refuse_mask(self._keys.of(self.node(args[1][0])))
         with self._troubled():
             if self.closed:  # a gradient, whose values are unknown
                 mask = self._evaluation.value(nodes[0][1][0])
@@ -240,7 +234,7 @@ class Reader:
 
     def _is_counted(self, op: OpOverload, args: tuple[Any, ...]) -> bool:
         """Whether ``op`` selects elements by a mask whose number of chosen elements is known."""
-        return selects_by_mask(op, args) and self._keys.of(self._node(args[1][0])) in self._counted
+        return selects_by_mask(op, args) and self._keys.of(self.node(args[1][0])) in self._counted
 
     def recorded(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note that ``op`` was recorded. Sizes found by :meth:`sized` are learned now, or when a function may read
@@ -257,11 +251,11 @@ class Reader:
             else:
                 self._learn_size(node)
             if selects_by_mask(op, args):
-                self._counted.add(self._keys.of(self._node(args[1][0])))
+                self._counted.add(self._keys.of(self.node(args[1][0])))
         self._sized.clear()
 
     def _learn_size(self, node: Node) -> None:
-        if not self._finished and self._varying.of(node):
+        if not self._finished and self.varies(node):
             shape = tuple(node.meta["val"].shape)
             self.facts.setdefault((node, "size"), _Fact(node, "size", shape, node.meta["source"]))
 
@@ -273,122 +267,12 @@ class Reader:
             return self.item(args[0], plain=True)
         return self.equal(*args) if op is aten.equal.default else self.close_to(*args, **kwargs)
 
-    def looked_up(self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
-        """``tensor[index]`` as a look-up, if the index has integers in tensors; None if these must be learned."""
-        if windows_in(index):
-            return self._window(tensor, index, view)
-        found = positions_in(index)
-        tensors = [one for one in found if isinstance(one, Tensor)]
-        if not found or self.plain or not self._are_ours(tensors):
-            return None
-        nodes = [node_of(one) if is_number(one) else self._node(one) for one in found]
-        if not any(map(self._varying.of, nodes)):
-            return None
-        table, dims = viewed(tensor, index, view)
-        sizes = [table.shape[dim] for dim in dims]
-        if not all(-size <= self._number(node) < size for node, size in zip(nodes, sizes, strict=True)):
-            return None  # out of bounds: indexing with the learned numbers raises
-        positions: list[Tensor | None] = [None] * (dims[-1] + 1)
-        for dim, one, node in zip(dims, found, nodes, strict=True):
-            positions[dim] = self.tensor(node) if is_number(one) else one
-        with self.functional.fakes.aside():
-            if not looks_like_view(table, dims, positions):
-                return None
-        for one in tensors:
-            self._begin(one)
-        return self._copied(table, lambda: aten.index.Tensor(table, positions))
-
-    def _window(self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
-        """``tensor[index]`` as a look-up, if the index has slices whose ends are integers in tensors."""
-        found = self._bounds(tensor, index, view)
-        if found is None:
-            return None
-        table, dims, starts, lengths = found
-        return self._copied(table, lambda: window(table, dims, starts, lengths))
-
-    def _bounds(
-        self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]
-    ) -> tuple[Tensor, list[int], list[Tensor], list[int]] | None:
-        """The tensor that such slices cut, their dimensions, starts and lengths; None if their ends must be learned."""
-        ends = [end for one in windows_in(index) for end in (one.start, one.stop)]
-        if self.plain or not self._are_ours([end for end in ends if isinstance(end, Tensor)]):
-            return None
-        numbers = [end if is_number(end) else self.item(end) for end in ends]
-        if not all(map(is_number, numbers)):
-            return None  # the same in each call
-        table, dims = viewed(tensor, index, view)
-        bounds = list(zip(dims, numbers[::2], numbers[1::2], strict=True))
-        nodes = [(node_of(start), node_of(stop)) for _, start, stop in bounds]
-        within = zip(dims, nodes, strict=True)
-        if not all(0 <= self._number(start) <= self._number(stop) <= table.shape[dim] for dim, (start, stop) in within):
-            return None  # slices cut such ends off
-        lengths = []
-        for (dim, first, end), (start, stop) in zip(bounds, nodes, strict=True):
-            self.truth(self.emit(aten.ge.Scalar, start, 0))
-            self.truth(self.emit(aten.le.Scalar, stop, table.shape[dim]))
-            length = distance(first, end)
-            lengths.append(self.number(self.emit(aten.sub.Tensor, stop, start)) if length is None else length)
-        return table, dims, [self.tensor(start) for start, _ in nodes], lengths
-
-    def stored(self, tensor: Tensor, index: Any, value: Any, view: Callable[[Tensor, Any], Tensor]) -> bool:
-        """Record ``tensor[index] = value`` as a write at positions, if one part of the index is a Number, or a slice
-        between two; False if these must be learned."""
-        parts = index if type(index) is tuple else (index,)
-        if not any(is_number(end) for part in parts for end in (part, *_ends(part))) or not self._may_store(
-            tensor, value
-        ):
-            return False
-        if windows_in(index):
-            found = self._bounds(tensor, index, view)
-            if found is None or len(found[1]) > 1:
-                return False
-            table, dims, (start,), (length,) = found
-            place = self.uncounted(lambda: start + torch.arange(length))
-        else:
-            if len(numbers := positions_in(index)) != 1 or self.plain:
-                return False
-            table, dims = viewed(tensor, index, view)
-            node = node_of(numbers[0])
-            if not -table.shape[dims[0]] <= self._number(node) < table.shape[dims[0]]:
-                return False
-            place = self.tensor(node)
-        written = [*table.shape[: dims[0]], *place.shape, *table.shape[dims[0] + 1 :]]
-        if broadcast([value.shape, written]) != tuple(written):
-            return False  # eager raises, or drops dimensions
-        self.gave_symbols = True
-        made = self.uncounted(lambda: value.to(table.dtype))
-        aten.index_put_.default(table, [*[None] * dims[0], place], made)
-        return True
-
-    def _may_store(self, tensor: Tensor, value: Any) -> bool:
-        """Whether eager's write of ``value`` to a part of ``tensor`` is one to positions."""
-        if not isinstance(value, Tensor) or tensor.requires_grad or takes_gradients([value]):
-            return False
-        aliases = self.functional.aliases
-        return aliases[id(self._known(tensor))].base is not aliases[id(self._known(value))].base
-
-    def _are_ours(self, tensors: Sequence[Tensor]) -> bool:
-        return all(isinstance(one, FakeTensor) and one.fake_mode is self.fake_mode for one in tensors)
-
-    def _copied(self, table: Tensor, copy: Callable[[], Tensor | None]) -> Tensor | None:
-        """The ``copy`` of a part of ``table``, where eager returns a view."""
-        result = self.uncounted(copy)
-        if result is not None:
-            self.gave_symbols = True
-            self.copied(table, result)
-        return result
-
     def uncounted(self, compute: Callable[[], T]) -> T:
         """The result of ``compute``, whose operators eager does not run."""
         count = len(self._dispatches)
         result = compute()
         del self._dispatches[count:]
         return result
-
-    def copied(self, table: Tensor, copy: Tensor) -> None:
-        """Note that eager has a view of ``table``, or ``table`` itself, where the graph has a ``copy``."""
-        aliases = self.functional.aliases
-        self._copies.add(aliases[id(self._known(table))].base, aliases[id(self._known(copy))].base)
 
     # ---- at the end --------------------------------------------------------------------------------------------------
 
@@ -412,11 +296,8 @@ class Reader:
         the position of the tensor of each Number's node."""
         for leaf in leaves:
             self._chosen.learn(leaf)
-        returned = [self._known(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-        if self._copies.are_visible([self.functional.aliases[id(tensor)].base for tensor in returned]):
-            raise WantsPlain
         self._finished = True
-        self._chosen.forget(lambda node: (node, "size") in self.facts or not self._varying.of(node))
+        self._chosen.forget(lambda node: (node, "size") in self.facts or not self.varies(node))
         groups: dict[tuple[Guard, torch.dtype], list[_Fact]] = {}
         for fact in self.facts.values():
             groups.setdefault((fact.guard, fact.node.meta["val"].dtype), []).append(fact)
@@ -455,16 +336,25 @@ class Reader:
 
     # ---- how ---------------------------------------------------------------------------------------------------------
 
-    def _begin(self, tensor: Tensor) -> Node:
+    def begin(self, tensor: Tensor) -> Node:
         """The node of the present value of ``tensor``; notes a read at the user's line."""
         self.functional.source = user_line()
         self._read.append(self.functional.source)
         self._chosen.learn(tensor)
-        return self._node(tensor)
+        return self.node(tensor)
 
-    def _node(self, tensor: Tensor) -> Node:
+    def node(self, tensor: Tensor) -> Node:
+        """The node of the present value of ``tensor``."""
         with self.functional.fakes.aside():
             return self.functional.value(self._known(tensor))
+
+    def varies(self, node: Node) -> bool:
+        """Whether the value of ``node`` may differ from call to call."""
+        return self._varying.of(node)
+
+    def base_of(self, tensor: Tensor) -> Base:
+        """The memory that ``tensor`` is a view of."""
+        return self.functional.aliases[id(self._known(tensor))].base
 
     def _scalar(self, node: Node) -> Node:
         return self.emit(aten.view.default, node, []) if node.meta["val"].dim() else node
@@ -473,12 +363,13 @@ class Reader:
         if (node, guard) not in self.facts:
             with _disable_current_modes():
                 expected = of(self._value(node))
-            if not self._varying.of(node):
+            if not self.varies(node):
                 return expected
             self.facts[node, guard] = _Fact(node, guard, expected, user_line())
         return self.facts[node, guard].expected
 
-    def _number(self, node: Node) -> Any:
+    def present(self, node: Node) -> Any:
+        """The number that ``node`` is in this call; it is not learned."""
         with _disable_current_modes():
             return self._value(node).item()
 

@@ -515,8 +515,9 @@ def _quotient(function: str, symbol: str, number: int, divisor: int) -> int:
 
 def _spelled(number: int) -> str:
     """A number in the text of a factor; where all that are computed are kept, it need not be pinned."""
-    kept = isinstance(number, Extent) and number.conditions.computed is not None
-    return number.spelled() if kept and isinstance(number, Extent) else str(number)
+    if isinstance(number, Extent) and number.conditions.computed is not None:
+        return number.spelled()
+    return str(number)
 
 
 def _computed(text: str, python: str, value: int, *of: int) -> Extent:

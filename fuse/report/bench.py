@@ -297,7 +297,7 @@ def _ratio(peer: Sequence[float], fused: Sequence[float]) -> Quartiles:
 
 
 def _disagreements(actual: Any, expected: Any, atol: float | None, rtol: float | None) -> Iterator[str]:
-    """Which of the results of two calls differ, and by how much."""
+    """The results of two calls that differ, and by how much."""
     for position, (one, other) in enumerate(zip(_tensors(actual), _tensors(expected), strict=True)):
         if problem := compare("", one, other, atol=atol, rtol=rtol).problem:
             yield f"result {position} of fused differs from eager: {problem}"

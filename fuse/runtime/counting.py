@@ -66,11 +66,6 @@ def _pin_if_kept(steps: Any) -> None:
         pinned(number)
 
 
-def _pin(steps: Any) -> None:
-    """Pin the number of steps."""
-    pinned(symbolic(steps))
-
-
 def _is_symbolic(number: Any) -> bool:
     return isinstance(number, Extent) or type(number) is WatchedInteger
 
@@ -127,7 +122,7 @@ class _SymbolicRange:
         yield from reversed(self._own[:-1])
 
     def __len__(self) -> int:
-        _pin(self.count)  # it becomes a list: ``len`` itself is replaced
+        pinned(symbolic(self.count))  # it becomes a list: ``len`` itself is replaced
         return _len(self._own)
 
     def __getitem__(self, position: Any) -> Any:

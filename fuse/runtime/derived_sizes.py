@@ -52,7 +52,7 @@ class Equations:
 
 
 def equations_of(nodes: Iterable[NodeNumbers], conditions: Conditions, names: Sequence[str]) -> Equations | None:
-    """What operators tell of named sizes, with Python expressions in the sizes of ``conditions``; None if one computes
+    """The equations that operators give for named sizes, in the sizes of ``conditions``; None if an operator computes
     a size in a way that is unknown.
 
     The numbers of ``nodes`` are extents of ``conditions``, in which the names are factors without a formula.

@@ -25,7 +25,7 @@ from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
 from fuse.graph.learned import truths_read
 from fuse.graph.locks import ForkedLock
-from fuse.graph.mutated_attributes import Assigns
+from fuse.graph.recording_plan import Assigns
 from fuse.graph.requires_grad import RequiresGradOfArguments
 from fuse.graph.short_graphs import StepsNeeded, whole_graph
 from fuse.graph.signature import Attribute, Signature

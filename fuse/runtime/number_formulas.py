@@ -144,7 +144,7 @@ def _products_vary(columns: Sequence[Numbers]) -> bool:
 def _equations(
     call: CapturedGraphs, relation: Relation, sizes: Sequence[int], derived: Mapping[str, int]
 ) -> Equations | None:
-    """What operators tell of derived sizes, by their values in this call; ``sizes`` are positions among its numbers."""
+    """The equations of operators for derived sizes, by values in this call; ``sizes`` are positions of its numbers."""
     now = tuple(call.numbers[position] for position in sizes)
     conditions, numbers = lifted(relation, now, now, derived={name: str(value) for name, value in derived.items()})
     conditions.quotients.clear()  # the values are those of this call only

@@ -45,7 +45,7 @@ MOST_COMPARISONS = 4
 FURTHEST = 1024
 """The largest size that is tried."""
 CHOSEN = 2, 5
-"""Which of the nearest sizes on the other side are taken: next to a border, other numbers are one."""
+"""Places of the two sizes that are taken, in the order of their distance: next to a border, other numbers are one."""
 
 
 def compile_other_sides(maker: Maker, new_sizes: NewSizes, call: ModelCall, varying: Sequence[VaryingSize]) -> None:
@@ -117,16 +117,16 @@ def other_sides(
     now = conditions.values[:sizes]
     functions = {text: conditions.function(text) for text in tests}
 
-    def outcomes(at: Numbers) -> dict[str, bool]:
-        return {text: bool(function(*at, *unknown)) for text, function in functions.items()}
+    def differs(text: str, at: Numbers) -> bool:
+        return bool(functions[text](*at, *unknown)) is not tests[text]
 
     for text in list(tests)[:MOST_SIDES]:
         places = [(i, n) for i in range(sizes) for n in range(LEAST_LOWERED, FURTHEST + 1) if n not in {*taken, *now}]
         tried = [(*now[:i], n, *now[i + 1 :]) for i, n in places]
-        found = [one for one in tried if outcomes(one)[text] is not tests[text]]
-        found.sort(key=lambda one: (_differing(outcomes(one), tests), _distance(one, now)))
+        found = [one for one in tried if differs(text, one)]
+        found.sort(key=lambda one: (sum(differs(other, one) for other in tests), _distance(one, now)))
         if found:
-            is_known = any(outcomes(one)[text] is not tests[text] for one in earlier)
+            is_known = any(differs(text, one) for one in earlier)
             chosen = [found[min(place, len(found) - 1)] for place in CHOSEN[is_known:]]
             moved: list[Numbers] = []
             for one in chosen:
@@ -143,10 +143,6 @@ def _tests(conditions: Conditions) -> Iterator[tuple[str, bool]]:
         if text.startswith("fuse_size_remainder(") and UNKNOWN not in python:
             zero = f"{python} == 0"
             yield zero, bool(conditions.function(zero)(*conditions.values))
-
-
-def _differing(one: Mapping[str, bool], other: Mapping[str, bool]) -> int:
-    return sum(one[text] is not outcome for text, outcome in other.items())
 
 
 def _distance(one: Numbers, other: Numbers) -> int:

@@ -34,9 +34,9 @@ from torch.utils import _pytree as pytree
 from fuse.graph.arguments import flatten_arguments
 from fuse.graph.capture import prepared
 from fuse.graph.joint import JointRecorder
-from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.patched import in_this_thread, patched
 from fuse.graph.recorder import Recorder
+from fuse.graph.recording_plan import Plan, settled
 from fuse.kernel.extents import LEAST_LOWERED, Conditions, Extent
 from fuse.runtime.counting import counting
 from fuse.runtime.forward_numbers import UNKNOWN

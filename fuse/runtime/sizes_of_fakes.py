@@ -31,7 +31,7 @@ from fuse.runtime.shape_rules import RULES, Shape, has_sizes_of_tensors, name_of
 MOST_JOINED = 4
 """Most tensors that are joined along a dimension whose size is told: the number of more may depend on sizes."""
 _UNKNOWN = (TypeError, ValueError, ZeroDivisionError, IndexError, RuntimeError)
-"""What arithmetic with unknown sizes raises."""
+"""Errors of arithmetic with unknown sizes."""
 _VIEWS = frozenset({"view", "_unsafe_view", "reshape"})
 _SHAPED = frozenset({"full", "zeros", "ones", "empty", "rand", "randn", "new_full", "new_zeros", "new_ones"})
 _SHAPED |= {"new_empty", "expand"}

@@ -93,6 +93,12 @@ def every_other(m: Model, x: Tensor) -> Tensor:
     return torch.tanh(m.first(x))[::2].softmax(-1)
 
 
+def _lengths(count: int) -> list[tuple[int, ...]]:
+    """Lengths, each with a batch."""
+    draw = random.Random(0)
+    return [(draw.randint(20, 90), draw.randint(2, 7), WIDTH) for _ in range(count)]
+
+
 def overlapping(m: Model, x: Tensor) -> Tensor:
     return torch.tanh(m.first(x).unfold(0, 8, 4)).sum(-1)
 
@@ -104,9 +110,7 @@ def test_windows_and_every_other_row_are_captured_at_few(
     captures: list[tuple[int, ...]],  # noqa: F811
 ) -> None:
     torch.manual_seed(0)
-    draw = random.Random(0)
-    lengths = [(draw.randint(20, 90), draw.randint(2, 7), WIDTH) for _ in range(30)]
-    _called(Model(function).train(training), lengths, training)
+    _called(Model(function).train(training), _lengths(30), training)
     assert len(captures) <= 14
 
 
@@ -234,9 +238,7 @@ def test_quotients_that_forward_computes_are_captured_at_few(
     captures: list[tuple[int, ...]],  # noqa: F811
 ) -> None:
     torch.manual_seed(0)
-    draw = random.Random(0)
-    lengths = [(draw.randint(20, 90), draw.randint(2, 7), WIDTH) for _ in range(40)]
-    _called(Model(function).train(training), lengths, training)
+    _called(Model(function).train(training), _lengths(40), training)
     assert len(captures) <= 26
 
 
