@@ -24,7 +24,7 @@ from torch import nn
 
 import fuse
 from benchmarks.common import ROOT, processor_seconds, save
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.runtime.cpu import toolchain
 
 MODELS = ("lstm_loop", "ligru", "lstm_layernorm", "transformer_encoder", "mobilenet")

@@ -13,7 +13,7 @@ import torch
 
 import fuse
 from benchmarks.common import ROOT, save
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.timing import interleaved, quartiles
 
 BATCHES = (4, 32)

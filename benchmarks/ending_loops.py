@@ -285,7 +285,7 @@ def _measured(model: nn.Module, made: dict[int, tuple[Any, ...]]) -> str:
                 launches[number] = fused.last_run.launches
         same = statistics.median(_ratio(model, fused, [args]) for number, args in made.items() if number >= 4)
         mixed = _ratio(model, fused, [*made.values()][::2] + [*made.values()][1::2])
-    programs = sum(len(state.variants) for state in fused._own()._states)
+    programs = sum(len(state.variants) for state in fused._own()._known.states)
     many, few = ({launches[n] for n in made if (n >= 4) is wanted} for wanted in (True, False))
     counts = f"{_between(many):>9} {_between(few):>8}"
     return f"{eager:>6} {programs:>9} {counts} {same:>6.2f} {mixed:>6.2f}"

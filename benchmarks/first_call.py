@@ -22,7 +22,7 @@ import torch._dynamo  # fake tensors need it; what torch's own imports take is n
 
 import fuse
 from benchmarks.common import ROOT, processor_seconds, save
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 
 ROUNDS = 3
 MODELS = {"ligru": 1, "lstm_loop": 0}

@@ -14,7 +14,7 @@ import torch._inductor.config
 
 import fuse
 from benchmarks.common import ROOT, save
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.timing import interleaved, quartiles
 
 CASES = (

@@ -33,7 +33,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fuse
 from benchmarks.common import RESULTS, ROOT, compilations, processor_seconds, save
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 
 BATCHES = 200
 BATCH = 16

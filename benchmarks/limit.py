@@ -20,7 +20,7 @@ import torch
 import fuse
 from benchmarks.common import ROOT, save
 from benchmarks.recurrent import SHAPES
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.runtime.cpu.compiler import build
 
 GATES = {"lstm_loop": 4, "gru_loop": 3}

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import fuse
 from benchmarks.common import ROOT, save
 from fuse.cost.allocated import peak_allocated
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.heap import heap_peaks
 
 HEAD = f"{'model':20} {'eager':>36} {'fused':>36}  fused/eager  with libraries  predicted/measured"

@@ -47,7 +47,7 @@ import fuse.passes.patterns  # noqa: F401 (before their functions are looked up)
 from benchmarks import reaching
 from benchmarks.common import RESULTS, ROOT, save
 from benchmarks.mutants import Codes, Mutant, mutants
-from fuse.runtime import cache
+from fuse.runtime.building import cache
 
 MATCHER = "conditions matching search replacing exact_match mismatch index forms views canonical terms calls rules"
 FILES = (

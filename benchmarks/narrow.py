@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 import fuse
 from benchmarks.common import RESULTS, ROOT, save
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 SHORT = {

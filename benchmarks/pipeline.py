@@ -19,7 +19,7 @@ import torch
 import fuse
 from benchmarks.common import ROOT, save
 from fuse.graph.host_work import host_work
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.timing import quartiles
 from fuse.runtime.pipeline import device_stage
 

@@ -17,7 +17,7 @@ from benchmarks.common import ROOT, save
 from fuse.check.precision.errors import Errors, PrecisionTarget
 from fuse.check.precision.keep import recommend
 from fuse.errors import FuseError
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 
 TARGET = "sqnr>=40"
 SHORTER = {"ligru": ("seq_length=64",)}

@@ -14,7 +14,7 @@ import torch
 
 import fuse
 from benchmarks.common import ROOT, save
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.timing import interleaved, quartiles
 
 SHAPES = ((64, 1, 128), (64, 1, 512), (128, 4, 128), (64, 16, 256), (128, 16, 256), (64, 32, 512))

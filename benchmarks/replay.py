@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from benchmarks.common import ROOT
 from fuse.graph.capture import capture
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.recording import PassRecorder
 from tests.passes.cells import bodies, results, states

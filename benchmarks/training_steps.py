@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 import fuse
 from benchmarks.common import RESULTS, ROOT, save
 from fuse.graph.capture import capture
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.rewrite.pipeline import run_passes
 from tests.passes.cells import bodies, results, states
 from tests.passes.cells.table import BATCH, CELLS, WIDTH, Model

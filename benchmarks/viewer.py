@@ -19,7 +19,7 @@ from typing import Any
 
 import fuse
 from benchmarks.common import save
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.viewing import page, view
 
 FLAGS = (

@@ -37,7 +37,7 @@ def measured(name: str, group: str, timed: bool) -> dict[str, Any]:
     import torch
 
     import fuse
-    from fuse.graph.load import load
+    from fuse.graph.loading.load import load
     from fuse.rewrite import registry
     from fuse.rewrite.patterns.registry import ALL, also
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 import fuse  # noqa: E402  # found beside this folder
 from benchmarks.viewer import browser, opened  # noqa: E402
-from fuse.graph.load import load  # noqa: E402
+from fuse.graph.loading.load import load  # noqa: E402
 from fuse.report.aligned import diff_page  # noqa: E402
 from fuse.report.profiling import silent  # noqa: E402
 from fuse.report.trace_page import trace_page  # noqa: E402

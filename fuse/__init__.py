@@ -66,7 +66,7 @@ if not (_HERE / "passes").is_dir() and (_HERE.parent / "passes").is_dir():
 
 
 # Lower layers must not import upper ones. They get these two modules by name and import them on first use.
-services.register(verifier="fuse.check.trials", disk_cache="fuse.runtime.cache")
+services.register(verifier="fuse.check.trials", disk_cache="fuse.runtime.building.cache")
 
 
 def __getattr__(name: str) -> Any:

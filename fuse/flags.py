@@ -22,7 +22,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fuse.graph.load import LoadedModel
+    from fuse.graph.loading.load import LoadedModel
 
 T = TypeVar("T")
 Verb = Callable[..., int]
@@ -89,7 +89,7 @@ class Request:
 
     def load(self, to: Console, real: bool, tuned: bool = False) -> LoadedModel:
         """The model and its inputs, on real or fake tensors; notes on how it was loaded go to stderr."""
-        from fuse.graph.load import load
+        from fuse.graph.loading.load import load
 
         if not gc.isenabled():  # the command's own process: the collector never scans the modules imported so far
             gc.freeze()
@@ -104,7 +104,7 @@ class Request:
 
     def with_model(self, to: Console, use: Callable[[LoadedModel], T]) -> T:
         """The result of ``use`` on the model with fake tensors; with real ones, and a note, if ``use`` needs values."""
-        from fuse.graph.evaluating import NoData
+        from fuse.graph.values.evaluating import NoData
 
         try:
             return use(self.load(to, real=False))

@@ -556,7 +556,7 @@ torch.library.define("fuse::with_gradient_of", "(Tensor self, Tensor earlier) ->
 
 @torch.library.impl("fuse::with_gradient_of", "CompositeExplicitAutograd")
 def _with_gradient_of(self: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
-    """The values of ``self``; its gradient is that of ``earlier`` (:mod:`fuse.graph.unseen_writes`)."""
+    """The values of ``self``; its gradient is that of ``earlier`` (:mod:`fuse.graph.backward.unseen_writes`)."""
     return self.clone()
 
 

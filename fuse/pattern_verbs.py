@@ -14,7 +14,7 @@ from fuse.flags import Console, Request, output_verb, target_verb
 from fuse.verbs import FAILED, GOOD, TRUST, broken_told
 
 if TYPE_CHECKING:
-    from fuse.graph.load import LoadedModel
+    from fuse.graph.loading.load import LoadedModel
     from fuse.report.explain import Explanation
 
 

@@ -30,7 +30,7 @@ from fuse.flags import (
 )
 
 if TYPE_CHECKING:
-    from fuse.graph.load import LoadedModel
+    from fuse.graph.loading.load import LoadedModel
     from fuse.report.listing import Language
     from fuse.report.show import Report
     from fuse.rewrite.installed import BrokenPlugin
@@ -348,7 +348,7 @@ def trace(
         raise FuseError("--input and --set change the model that --model names; name it, or leave them out")
     loaded = None
     if model is not None:
-        from fuse.graph.load import load
+        from fuse.graph.loading.load import load
 
         loaded = load(model, inputs, settings)
     with to.stage(f"reading {trace}"):

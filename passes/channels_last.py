@@ -32,7 +32,7 @@ from torch.fx.node import map_arg
 from fuse import ops
 from fuse.cost.work import tensors_in
 from fuse.devices import has_kernels
-from fuse.graph.fakes import FakeRunner, unlogged
+from fuse.graph.fakes.fake_operators import FakeRunner, unlogged
 from fuse.kernel.target import target_of
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants

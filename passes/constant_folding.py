@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuse.kernel.sized import call_at_hand
+from fuse.kernel.sizes.sized import call_at_hand
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import LARGEST_CONSTANT, constant_nodes, fold_to_constant, given_constants
 from fuse.rewrite.evaluate import FILLS, evaluate, is_uniform

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.graph.seeding import OF_A_LAYOUT
+from fuse.graph.patches.seeding import OF_A_LAYOUT
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass

@@ -29,12 +29,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
-from fuse.graph.fakes import mode_of
+from fuse.graph.fakes.fake_operators import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.graph.outputs import outputs_of
-from fuse.graph.recurrent import LSTM_MODE
+from fuse.graph.patches.recurrent import LSTM_MODE
+from fuse.kernel.loops.lower_loops import lower_loop
 from fuse.kernel.lower import Declined
-from fuse.kernel.lower_loops import lower_loop
 from fuse.loops.building import call_loop
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.passes.roll_whole_loops import better_outside

@@ -29,7 +29,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.kernel.lower import Declined, lower
-from fuse.kernel.sized import call_at_hand
+from fuse.kernel.sizes.sized import call_at_hand
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite

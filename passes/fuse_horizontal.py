@@ -7,8 +7,8 @@
 The kernels must not depend on one another (equal depth, see :mod:`fuse.rewrite.partition`). They must also be small: a
 kernel that runs longer than a launch takes gains nothing. Many kernels share several launches, so that compilers stay
 fast; equal functions are compiled once. Every loop nest keeps its own shape. Many kernels that do the same to different
-tensors share one launch, whose function has a loop over them (:mod:`fuse.kernel.members`). A fill (``zeros``) that a
-library call or the caller reads joins the first kernels.
+tensors share one launch, whose function has a loop over them (:mod:`fuse.kernel.sizes.members`). A fill (``zeros``)
+that a library call or the caller reads joins the first kernels.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.fx.node import map_arg
 from fuse.cost.work import bytes_of, tensors_in
 from fuse.kernel.domain import Domain, domain_of
 from fuse.kernel.lower import Declined, structure
-from fuse.kernel.members import FEWEST
-from fuse.kernel.region_text import layouts
+from fuse.kernel.sizes.members import FEWEST
+from fuse.kernel.sizes.region_text import layouts
 from fuse.passes.region_growing import domain_of_region, fuse_members
 from fuse.rewrite import nested, regions
 from fuse.rewrite.partition import Group, partition

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.graph.fakes import mode_of
-from fuse.graph.masked_elements import mask_of
+from fuse.graph.fakes.fake_operators import mode_of
+from fuse.graph.values.masked_elements import mask_of
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite

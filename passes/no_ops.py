@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.kernel.sized import call_at_hand
+from fuse.kernel.sizes.sized import call_at_hand
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import given_constants
 from fuse.rewrite.registry import register_pass

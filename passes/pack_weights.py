@@ -26,7 +26,7 @@ from fuse.devices import has_kernels
 from fuse.graph.loop import Loop
 from fuse.graph.outputs import add_placeholder
 from fuse.kernel.lower import Declined, lower
-from fuse.kernel.products import PRODUCT_TYPES
+from fuse.kernel.recipes.products import PRODUCT_TYPES
 from fuse.kernel.target import target_of
 from fuse.rewrite import nested, regions, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants

@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.kernel.lower import Declined, lower
-from fuse.kernel.sized import sizes_vary
+from fuse.kernel.sizes.sized import sizes_vary
 from fuse.rewrite import effects, nested, regions
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.kernel.domain import Domain, domain_of, join
 from fuse.kernel.lower import Declined, count_varies, lower, remember
-from fuse.kernel.members import alike_parts
+from fuse.kernel.sizes.members import alike_parts
 from fuse.rewrite import nested, regions
 from fuse.rewrite.partition import partition
 from fuse.rewrite.verdict import Verdict, declined, rewrite

@@ -22,14 +22,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fuse import ops
-from fuse.graph.fakes import mode_of
-from fuse.graph.left_out import LAST_STEPS
+from fuse.graph.fakes.fake_operators import mode_of
+from fuse.graph.functional.left_out import LAST_STEPS
+from fuse.graph.functional.short_graphs import StepsNeeded, cat_of_steps, remaining, stack_of_steps
 from fuse.graph.loop import of_all_steps
 from fuse.graph.periods import RepeatedStretch, find_repetitions
-from fuse.graph.short_graphs import StepsNeeded, cat_of_steps, remaining, stack_of_steps
 from fuse.graph.strides import contiguous_strides
+from fuse.kernel.loops.lower_loops import lower_loop
 from fuse.kernel.lower import Declined, Kernel
-from fuse.kernel.lower_loops import lower_loop
 from fuse.loops import loop_programs
 from fuse.loops.body_operands import StepResult
 from fuse.loops.building import Built, build, call_loop, last_states, operand_node, outside_reads

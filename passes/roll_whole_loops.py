@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.cost import profiles
 from fuse.cost.work import work_of_node
-from fuse.graph.short_graphs import WHOLE, StepsNeeded, is_short
+from fuse.graph.functional.short_graphs import WHOLE, StepsNeeded, is_short
 from fuse.loops.body_operands import BodyOperand, Computed, MovingInput
 from fuse.loops.rolling import Rolled, lasting
 from fuse.loops.short_loops import needs_steps, opened

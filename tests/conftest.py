@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuse.kernel import ranking
+from fuse.kernel.nests import ranking
 from fuse.rewrite.patterns import registry
 from fuse.runtime.cpu import toolchain
 

@@ -272,7 +272,7 @@ def test_an_interrupt_is_no_traceback(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fuse.graph.load.load", interrupt)
+    monkeypatch.setattr("fuse.graph.loading.load.load", interrupt)
     assert cli.run(["show", model]) == 130
     assert capsys.readouterr().err.strip() == "fuse: interrupted"
 

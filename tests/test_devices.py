@@ -65,8 +65,8 @@ def test_no_file_but_those_of_a_device_names_one() -> None:
     found = {str(file.relative_to(ROOT.parent)): names for file in shared_files() if (names := names_a_device(file))}
     assert found == {
         "fuse/cost/profiles.py": ["cpu"],
-        "fuse/graph/masked_elements.py": ["dtype device requires_grad is_leaf layout grad_fn is_cpu is_cuda"],
-        "fuse/kernel/attention.py": ["_scaled_dot_product_flash_attention_for_cpu"],
+        "fuse/graph/values/masked_elements.py": ["dtype device requires_grad is_leaf layout grad_fn is_cpu is_cuda"],
+        "fuse/kernel/recipes/attention.py": ["_scaled_dot_product_flash_attention_for_cpu"],
         "fuse/rewrite/constants.py": ["cpu"],
         "passes/fuse_attention.py": ["_scaled_dot_product_flash_attention_for_cpu"],
     }

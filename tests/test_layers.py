@@ -67,6 +67,33 @@ def test_the_table_names_every_folder() -> None:
     assert folders | {"passes", "ops"} <= set(table())
 
 
+FOLDER = re.compile(r"^\| `fuse/(?P<layer>\w+)/(?P<folder>\w+)/` \| [^|]* \|$", re.MULTILINE)
+"""A row of the table of folders within layers."""
+
+
+def folders_of_layers() -> list[tuple[str, str]]:
+    """The folders of the second table, with their layers; imports run from later ones to earlier ones."""
+    return [(row["layer"], row["folder"]) for row in FOLDER.finditer((ROOT / "docs" / "architecture.md").read_text())]
+
+
+def test_the_second_table_names_every_folder_of_a_layer() -> None:
+    packages = {(path.parts[-3], path.parts[-2]) for path in (ROOT / "fuse").glob("*/*/__init__.py")}
+    assert set(folders_of_layers()) == packages
+
+
+def test_folders_of_a_layer_import_folders_above_them() -> None:
+    order = {place: number for number, place in enumerate(folders_of_layers())}
+    upwards = []
+    for layer, folder in order:
+        for path in sorted((ROOT / "fuse" / layer / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                first, *rest = ((isinstance(node, ast.ImportFrom) and node.module) or "").split(".")
+                place = tuple(rest[:2])
+                if first == "fuse" and rest[:1] == [layer] and order.get(place, -1) > order[layer, folder]:
+                    upwards.append(f"{path.relative_to(ROOT)}:{node.lineno} imports {node.module}")
+    assert not upwards
+
+
 def test_only_the_target_itself_and_what_runs_it_import_a_target() -> None:
     allowed = ("fuse/kernel/cpu/", "fuse/runtime/cpu/")
     found = [

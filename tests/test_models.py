@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse.check.oracle import check
-from fuse.graph.load import LoadedModel, load
+from fuse.graph.loading.load import LoadedModel, load
 
 MODELS = Path(__file__).parent.parent / "models"
 SHORT = {"ligru": ("seq_length=32",)}

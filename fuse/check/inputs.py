@@ -18,11 +18,11 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
-from fuse.graph.arguments import containers_of, entries_of, named_leaves, with_tensors
-from fuse.graph.attributes import INTERNAL, ObjectSnapshot, snapshots_of
-from fuse.graph.object_contents import contents
-from fuse.graph.result_structure import named_parts
 from fuse.graph.signature import Attribute
+from fuse.graph.state.attributes import INTERNAL, ObjectSnapshot, snapshots_of
+from fuse.graph.state.object_contents import contents
+from fuse.graph.structure.arguments import containers_of, entries_of, named_leaves, with_tensors
+from fuse.graph.structure.result_structure import named_parts
 
 
 @dataclass(frozen=True)

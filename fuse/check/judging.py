@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from fuse.check.compare import compare
 from fuse.check.sizes import Jittered, sizes
 from fuse.graph.describing import dtype_and_shape
-from fuse.graph.fakes import unlogged
+from fuse.graph.fakes.fake_operators import unlogged
 from fuse.rewrite.patterns.call_classes import RIGHT, Trial
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.language import Environment, running

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.check.compare import compare
 from fuse.graph.signature import OutputSpec, Signature
-from fuse.runtime.program import program_of
-from fuse.runtime.variants import Compiled
+from fuse.runtime.programs.program import program_of
+from fuse.runtime.variants.compiled import Compiled
 
 
 def first_difference(compiled: Compiled, captured: GraphModule, tensors: Sequence[Tensor]) -> str:

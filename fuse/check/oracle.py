@@ -33,19 +33,19 @@ from fuse.cost.observe import CountingMode
 from fuse.cost.profiles import of_device
 from fuse.devices import device_of
 from fuse.errors import CaptureError
-from fuse.graph.arguments import flatten_arguments
-from fuse.graph.attributes import restore
+from fuse.graph.backward.joint import capture_joint
 from fuse.graph.capture import capture
-from fuse.graph.joint import capture_joint
-from fuse.graph.python_generators import global_generators
-from fuse.graph.result_structure import named_parts
+from fuse.graph.state.attributes import restore
+from fuse.graph.state.python_generators import global_generators
+from fuse.graph.structure.arguments import flatten_arguments
+from fuse.graph.structure.result_structure import named_parts
 from fuse.notebook import preformatted
 from fuse.runtime.engine import Engine
-from fuse.runtime.guards import sources_of
+from fuse.runtime.guards.call_guards import sources_of
 from fuse.runtime.module import Fused
-from fuse.runtime.mutated_attributes import carried
-from fuse.runtime.steps import Fallback, Launches
-from fuse.runtime.variants import Compiled
+from fuse.runtime.programs.steps import Fallback, Launches
+from fuse.runtime.variants.compiled import Compiled
+from fuse.runtime.variants.mutated_attributes import carried
 
 
 @dataclass(frozen=True)

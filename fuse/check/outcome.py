@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from fuse.check.inputs import CheckCall
-from fuse.graph.result_structure import named_parts, parts_of
-from fuse.runtime.guards import same_value
+from fuse.graph.structure.result_structure import named_parts, parts_of
+from fuse.runtime.guards.call_guards import same_value
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
     d = c + 1        x     c  d
 
 Known allocations inside an operator count (:mod:`fuse.cost.inside`); the allocator's rounding does not. For a
-program on the CPU, the memory plan gives the peak instead (:mod:`fuse.runtime.footprint`).
+program on the CPU, the memory plan gives the peak instead (:mod:`fuse.runtime.programs.footprint`).
 """
 
 from __future__ import annotations

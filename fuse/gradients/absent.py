@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fuse.graph.fakes import fake_like
+from fuse.graph.fakes.fake_operators import fake_like
 from fuse.graph.loop import Loop, results_of
 from fuse.graph.outputs import finished
 from fuse.graph.signature import InputSpec, OutputSpec, Signature

@@ -26,15 +26,15 @@ from fuse.errors import FuseError
 from fuse.gradients import own_gradients
 from fuse.gradients.reversing import Prepared, Zeros, reversed_loop
 from fuse.gradients.step_gradients import Differentiable, NotReversible, ReplayRecorder, differentiable
-from fuse.graph.aliases import View
-from fuse.graph.detaching import any_needs_gradient
-from fuse.graph.fakes import mode_of
-from fuse.graph.joint import Differentiate, Joint, Recorded, formulas
+from fuse.graph.backward.detaching import any_needs_gradient
+from fuse.graph.backward.joint import Differentiate, Joint, Recorded, formulas
+from fuse.graph.fakes.fake_operators import mode_of
+from fuse.graph.functional.aliases import View
 from fuse.graph.loop import Loop
 from fuse.graph.outputs import copied, inlined, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
+from fuse.kernel.loops.lower_loops import lower_loop
 from fuse.kernel.lower import Declined
-from fuse.kernel.lower_loops import lower_loop
 from fuse.loops.distributing import Split, lowered
 from fuse.rewrite import effects, registry
 from fuse.rewrite.ledger import Ledger, Rejections

@@ -26,8 +26,8 @@ from fuse import ops
 from fuse.gradients.absent import without
 from fuse.gradients.contracting import Contraction, GradientTerm, base_of_all, contraction, terms_of
 from fuse.gradients.step_gradients import Differentiable
-from fuse.graph.backward_graph import BackwardInput
-from fuse.graph.fakes import fake_like, mode_of
+from fuse.graph.backward.backward_graph import BackwardInput
+from fuse.graph.fakes.fake_operators import fake_like, mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput, of_all_steps
 from fuse.graph.outputs import add_placeholder, cone, finished, outputs_of
 

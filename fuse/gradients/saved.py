@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.errors import FuseError
 from fuse.gradients.absent import inputs_of
-from fuse.graph.backward_graph import BackwardInput
+from fuse.graph.backward.backward_graph import BackwardInput
 from fuse.graph.outputs import add_placeholder, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite import effects, surgery

@@ -28,16 +28,16 @@ from fuse.errors import FuseError
 from fuse.gradients import convolving, own_gradients
 from fuse.gradients.contracting import contraction, terms_of
 from fuse.gradients.replaying import replay
-from fuse.graph.backward_graph import BackwardInput, root_of
-from fuse.graph.fakes import mode_of
-from fuse.graph.joint import Joint, JointRecorder, formulas
+from fuse.graph.backward.backward_graph import BackwardInput, root_of
+from fuse.graph.backward.joint import Joint, JointRecorder, formulas
+from fuse.graph.backward.recomputing import recomputed_in_step
+from fuse.graph.backward.unseen_writes import WITH_GRADIENT_OF, WithGradientOf
+from fuse.graph.fakes.fake_operators import mode_of
 from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.graph.outputs import outputs_of, part_of
-from fuse.graph.recomputing import recomputed_in_step
-from fuse.graph.recording_plan import Plan
+from fuse.graph.recording.recording_plan import Plan
 from fuse.graph.signature import OutputSpec
-from fuse.graph.unseen_writes import WITH_GRADIENT_OF, WithGradientOf
-from fuse.kernel.dtypes import HALVES
+from fuse.kernel.arithmetic.dtypes import HALVES
 
 aten = torch.ops.aten
 
@@ -53,7 +53,7 @@ class Differentiable:
     ``loop`` has the results of the original loop, and behind them the tensors that gradients need; ``values`` is the
     metadata of its results, ``own`` the number of the original ones. ``step``: one step and its gradients. ``saved``:
     for each tensor that a backward step reads from its forward step, the result of ``loop`` with that tensor for all
-    steps, by ``(kind, index)`` of :class:`~fuse.graph.backward_graph.BackwardInput`.
+    steps, by ``(kind, index)`` of :class:`~fuse.graph.backward.backward_graph.BackwardInput`.
     """
 
     loop: Loop

@@ -4,8 +4,8 @@
 
 A dispatch mode below autograd sees every operator that eager would launch, after composite operators are decomposed.
 Fake tensors have shapes, strides and dtypes but no data, so nothing is allocated. A value that ``forward`` reads is
-computed from the inputs, and what Python learns becomes a result of the graph (:mod:`fuse.graph.value_reads`). The
-graph is a pure function of its placeholders; :mod:`fuse.graph.signature` describes everything else.
+computed from the inputs, and what Python learns becomes a result of the graph (:mod:`fuse.graph.values.value_reads`).
+The graph is a pure function of its placeholders; :mod:`fuse.graph.signature` describes everything else.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 
 from fuse.errors import CaptureError
-from fuse.graph.arguments import flatten_arguments
-from fuse.graph.fake_mode import FakeMode
-from fuse.graph.fakes import unlogged
+from fuse.graph.fakes.fake_mode import FakeMode
+from fuse.graph.fakes.fake_operators import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.graph.locks import ForkedLock
-from fuse.graph.recorder import Recorder
-from fuse.graph.recording_plan import Plan, settled
+from fuse.graph.patches.uncompiled import uncompiled
+from fuse.graph.recording.recorder import Recorder
+from fuse.graph.recording.recording_plan import Plan, settled
 from fuse.graph.signature import Attribute
-from fuse.graph.uncompiled import uncompiled
+from fuse.graph.structure.arguments import flatten_arguments
 
 
 def capture(
@@ -67,7 +67,7 @@ def capture_short(
     converts: bool = False,
 ) -> GraphModule:
     """As :func:`capture`, for passes that roll loops: most steps of long loops may be left out of the graph
-    (:mod:`fuse.graph.short_graphs`)."""
+    (:mod:`fuse.graph.functional.short_graphs`)."""
     return _captured(model, args, kwargs, mutated, converts, shorten=True)
 
 

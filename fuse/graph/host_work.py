@@ -33,9 +33,9 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
 from fuse.graph.naming import named_arguments
-from fuse.graph.python_generators import global_generators
-from fuse.graph.reachable_state import ReachableState, reached_by
 from fuse.graph.sources import Line, line_at
+from fuse.graph.state.python_generators import global_generators
+from fuse.graph.state.reachable_state import ReachableState, reached_by
 
 _READS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
 _WRITES = re.compile(r".*[^_]_|__setitem__|__i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|[lr]shift|matmul)__")

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fuse.graph.fakes import mode_of
-from fuse.graph.learned import Truths
+from fuse.graph.fakes.fake_operators import mode_of
+from fuse.graph.numbers.learned import Truths
 from fuse.graph.outputs import outputs_of
 
 

@@ -21,8 +21,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.utils._pytree import TreeSpec
 
-from fuse.graph.drawn_numbers import Drawn
-from fuse.graph.learned import Learning
+from fuse.graph.numbers.drawn_numbers import Drawn
+from fuse.graph.numbers.learned import Learning
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,10 @@ class OutputSpec:
     ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same
     tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``number``: the Python number in
     leaf ``index``; ``container``: the caller's own container ``index`` (counted from the end); ``python``: the plain
-    object ``value``. With a ``view``, the leaf is a new tensor with that layout
-    on the memory of that tensor, so that outputs and inputs share memory as in eager mode. ``freed``: it needs
-    gradients, and its gradients raise (:mod:`fuse.graph.freed_graphs`). ``detached``: it needs none, although it is a
-    view of an input that does. ``parameter``: the leaf is a new ``nn.Parameter`` on that memory, with this
-    ``requires_grad``.
+    object ``value``. With a ``view``, the leaf is a new tensor with that layout on the memory of that tensor, so that
+    outputs and inputs share memory as in eager mode. ``freed``: it needs gradients, and its gradients raise
+    (:mod:`fuse.graph.state.freed_graphs`). ``detached``: it needs none, although it is a view of an input that does.
+    ``parameter``: the leaf is a new ``nn.Parameter`` on that memory, with this ``requires_grad``.
     """
 
     kind: Literal["graph", "input", "repeat", "number", "container", "python"]
@@ -96,7 +95,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class ChangedContainers:
-    """The containers among the arguments (:func:`fuse.graph.arguments.containers_of`) that a call changes.
+    """The containers among the arguments (:func:`fuse.graph.structure.arguments.containers_of`) that a call changes.
 
     ``changed``: their numbers; their new contents are at the end of the result's leaves. ``held``: the ``id`` of each
     list and dictionary that the model and its code hold; the call's containers must be others.

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fuse.graph.aliases import storage_of
+from fuse.graph.functional.aliases import storage_of
 from fuse.graph.locks import ForkedLock
-from fuse.graph.object_contents import attributes_of, class_dict, mro
-from fuse.graph.reachable_state import reached_by
+from fuse.graph.state.object_contents import attributes_of, class_dict, mro
+from fuse.graph.state.reachable_state import reached_by
 
 Handler = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """``handler(path, forward, args, kwargs)`` makes a call of the submodule at ``path``."""

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from fuse.graph.loop import Loop, Stop
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel import contractions
-from fuse.kernel.convolutions import Window, patches
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size, offset
+from fuse.kernel.arithmetic.index import ZERO, Affine, Index, NotAffine, Size, offset
 from fuse.kernel.ir import (
     Buffer,
     Comment,
@@ -33,7 +31,7 @@ from fuse.kernel.ir import (
     Statement,
     Store,
 )
-from fuse.kernel.loop_nests import (
+from fuse.kernel.loops.loop_nests import (
     Destination,
     Frame,
     elements,
@@ -44,13 +42,15 @@ from fuse.kernel.loop_nests import (
     results_of,
     starts_of,
 )
-from fuse.kernel.loop_stages import Cut, Kept, Stage
-from fuse.kernel.loop_step import read_step
-from fuse.kernel.multi_stage import read_from_memory
+from fuse.kernel.loops.loop_stages import Cut, Kept, Stage
+from fuse.kernel.loops.loop_step import read_step
+from fuse.kernel.nests.multi_stage import read_from_memory
+from fuse.kernel.nests.schedule import schedule
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import StridedPlace, placement
-from fuse.kernel.recipes import Unsupported
-from fuse.kernel.schedule import schedule
+from fuse.kernel.recipes import contractions
+from fuse.kernel.recipes.convolutions import Window, patches
+from fuse.kernel.recipes.registry import Unsupported
 from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import (
     Computation,
@@ -186,7 +186,7 @@ def defined_loop(
     is_reserved: Callable[[str], bool] = lambda name: False,
 ) -> KernelBody:
     """All steps of a loop in the IR; ``operands`` and ``results`` are those of
-    :func:`fuse.kernel.lower_loops.lower_loop`.
+    :func:`fuse.kernel.loops.lower_loops.lower_loop`.
 
     ``is_reserved`` tells names that the target reserves. For a loop that may end early, a comment states the condition;
     the IR runs all steps.

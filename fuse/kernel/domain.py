@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse import ops
-from fuse.kernel.dtypes import supported
+from fuse.kernel.arithmetic.dtypes import supported
 from fuse.kernel.lower import Declined, can_lower, values_of_call
-from fuse.kernel.multi_stage import TOO_MANY, too_many
-from fuse.kernel.products import products_below
+from fuse.kernel.nests.multi_stage import TOO_MANY, too_many
+from fuse.kernel.recipes.products import products_below
 from fuse.kernel.traversals import reductions_below, within_stage
 from fuse.kernel.values import Concat, Gather
 
@@ -42,10 +42,9 @@ class Domain:
         pieces: ``"none"`` unless the domain ends in a concatenation; ``"inside"`` if costly operators that compute a
             piece are in the kernel, else ``"apart"``. A kernel computes each piece in a loop of its own until something
             in the kernel reads the whole.
-        rows_again: results of a second reduction, over the rows (:mod:`fuse.kernel.multi_stage`); None without one.
-        looks_up: whether a reduction reads a table by positions.
-        reductions: upper bound of the number of reductions.
-        cuts: number of parts of all concatenations (a write of a row into a tensor has three).
+        rows_again: results of a second reduction, over the rows (:mod:`fuse.kernel.nests.multi_stage`); None without
+        one. looks_up: whether a reduction reads a table by positions. reductions: upper bound of the number of
+        reductions. cuts: number of parts of all concatenations (a write of a row into a tensor has three).
     """
 
     points: int

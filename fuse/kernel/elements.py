@@ -14,8 +14,8 @@ from functools import reduce
 
 import torch
 
-from fuse.kernel.dtypes import register
-from fuse.kernel.expressions import (
+from fuse.kernel.arithmetic.dtypes import register
+from fuse.kernel.arithmetic.expressions import (
     Expression,
     Literal,
     Operation,
@@ -27,8 +27,8 @@ from fuse.kernel.expressions import (
     position,
     select,
 )
-from fuse.kernel.extents import larger, may_reach, smaller
-from fuse.kernel.index import Affine, Index, NotAffine, offset
+from fuse.kernel.arithmetic.extents import larger, may_reach, smaller
+from fuse.kernel.arithmetic.index import Affine, Index, NotAffine, offset
 from fuse.kernel.ir import Accumulator, Buffer, For, Indirect, Let, Load, LoopKind, Statement
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Product, Reduce, Reindex, Value
 
@@ -157,7 +157,7 @@ class Builder:
         arbitrary.
 
         Raises:
-            SplitNeeded, NotAffine: see :mod:`fuse.kernel.index`.
+            SplitNeeded, NotAffine: see :mod:`fuse.kernel.arithmetic.index`.
         """
         if guard is not None and self._is_inside(index, value.shape):
             guard = None  # so that nested pieces share their reads of one element

@@ -2,7 +2,7 @@
 
 A kernel is a list of statements. Only ``Load`` and ``Store`` access memory. Their offsets are affine in the loop
 variables, plus optional indirect terms, so that transformations can analyse them. Arithmetic is typed expressions
-(:mod:`fuse.kernel.expressions`) over names that are defined once. The IR contains no text of a target.
+(:mod:`fuse.kernel.arithmetic.expressions`) over names that are defined once. The IR contains no text of a target.
 
     for i in 64 (parallel):
         best = -inf
@@ -18,9 +18,19 @@ from typing import Literal as OneOf
 
 import torch
 
-from fuse.kernel.dtypes import register
-from fuse.kernel.expressions import Expression, Literal, Operand, Operation, Variable, both, either, fn, operation
-from fuse.kernel.index import ZERO, Affine, Stride
+from fuse.kernel.arithmetic.dtypes import register
+from fuse.kernel.arithmetic.expressions import (
+    Expression,
+    Literal,
+    Operand,
+    Operation,
+    Variable,
+    both,
+    either,
+    fn,
+    operation,
+)
+from fuse.kernel.arithmetic.index import ZERO, Affine, Stride
 from fuse.kernel.values import RankOrder, ReduceOp, SolveKind
 
 BufferRole = OneOf["input", "output", "scratch"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fuse.graph.describing import dtype_name
-from fuse.kernel.expressions import Variable
+from fuse.kernel.arithmetic.expressions import Variable
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
@@ -52,8 +52,8 @@ def text_of_body(body: KernelBody, name: str) -> str:
     """A kernel as text: the user's lines, the inputs and outputs, the statements.
 
     >>> import torch
-    >>> from fuse.kernel.expressions import fn
-    >>> from fuse.kernel.index import Affine
+    >>> from fuse.kernel.arithmetic.expressions import fn
+    >>> from fuse.kernel.arithmetic.index import Affine
     >>> x, y = Buffer("x", torch.float32, "input"), Buffer("y", torch.float32, "output")
     >>> load = Load("x_at", x, Affine.of("i") * 2)
     >>> loop = For("i", 8, (load, Store(y, Affine.of("i"), fn.tanh(load.variable))), "vector")

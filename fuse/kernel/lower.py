@@ -25,15 +25,15 @@ from torch.fx import GraphModule, Node, map_arg
 from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
 from fuse.graph.outputs import outputs_of
+from fuse.kernel.arithmetic.extents import Conditions, NeedsNumber
+from fuse.kernel.arithmetic.index import NotAffine, SplitNeeded
 from fuse.kernel.config import DEFAULT, Config
-from fuse.kernel.extents import Conditions, NeedsNumber
-from fuse.kernel.index import NotAffine, SplitNeeded
-from fuse.kernel.members import FEWEST, ArgumentPlace, Members, alike_parts
 from fuse.kernel.names import plain_name
-from fuse.kernel.reading import computation_of, values_of
-from fuse.kernel.recipes import Unsupported, find_recipe
-from fuse.kernel.region_text import NodeNumber, Numbers, layouts, text_and_numbers, with_numbers
-from fuse.kernel.sized import Lower, SizeFamily, Text, call_at_hand, sizes_vary
+from fuse.kernel.recipes.reading import computation_of, values_of
+from fuse.kernel.recipes.registry import Unsupported, find_recipe
+from fuse.kernel.sizes.members import FEWEST, ArgumentPlace, Members, alike_parts
+from fuse.kernel.sizes.region_text import NodeNumber, Numbers, layouts, text_and_numbers, with_numbers
+from fuse.kernel.sizes.sized import Lower, SizeFamily, Text, call_at_hand, sizes_vary
 from fuse.kernel.target import TARGETS, Target, target_of
 from fuse.kernel.traversals import children, within_stage
 from fuse.kernel.values import Computation, Concat, Gather, Map, Pad, Reduce, Value
@@ -52,8 +52,8 @@ BEFORE_ARGUMENTS = -1
 class Served:
     """A call that a kernel for varying sizes serves.
 
-    ``sizes`` are the sizes of its family (:class:`fuse.kernel.sized.SizeFamily`) in this call. ``at`` gives the kernel
-    for a call with other sizes; None if the kernel does not serve them.
+    ``sizes`` are the sizes of its family (:class:`fuse.kernel.sizes.sized.SizeFamily`) in this call. ``at`` gives the
+    kernel for a call with other sizes; None if the kernel does not serve them.
     """
 
     sizes: Numbers

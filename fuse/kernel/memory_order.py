@@ -10,8 +10,8 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from fuse.kernel.extents import always_equal, is_one
-from fuse.kernel.index import Affine, Index, NotAffine, Size, SplitNeeded, Stride, offset
+from fuse.kernel.arithmetic.extents import always_equal, is_one
+from fuse.kernel.arithmetic.index import Affine, Index, NotAffine, Size, SplitNeeded, Stride, offset
 from fuse.kernel.traversals import children, within_stage
 from fuse.kernel.values import Input, Product, Reindex, Value
 

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fuse.graph.strides import contiguous_strides
+from fuse.kernel.arithmetic.extents import is_one
+from fuse.kernel.arithmetic.index import ZERO, Affine, Index, Stride, offset
 from fuse.kernel.elements import Builder
-from fuse.kernel.extents import is_one
-from fuse.kernel.index import ZERO, Affine, Index, Stride, offset
 from fuse.kernel.ir import Buffer, Store
 from fuse.kernel.values import Value
+
+MAX_SPLITS = 32
+"""Most attempts to build one nest, each with one loop split more."""
 
 
 @dataclass(frozen=True)

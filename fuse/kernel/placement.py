@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, offset
-from fuse.kernel.nest import Dimension
-from fuse.kernel.schedule import MAX_SPLITS
+from fuse.kernel.arithmetic.index import ZERO, Affine, Index, NotAffine, SplitNeeded, offset
+from fuse.kernel.nest import MAX_SPLITS, Dimension
 from fuse.kernel.values import Input, Map, Reindex, Value
 
 

@@ -4,7 +4,7 @@
     IR, products, loops  --write-->  source   a target's own          (``fuse/kernel/cpu/``)
 
 A target is a folder with a module ``target`` that defines ``TARGET``. Only this folder, and the folder of
-``fuse/runtime/`` that builds and starts its kernels (:mod:`fuse.runtime.device`), depend on its language.
+``fuse/runtime/`` that builds and starts its kernels (:mod:`fuse.runtime.programs.device`), depend on its language.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Target:
         packing: layout of the right operand of its products.
         write: writes the kernel of a region, given its values, the kernel's name, and the config. Raises
             ``Unsupported`` or ``NotAffine`` with a reason for the user.
-        write_loop, write_with_ends, write_end: what :mod:`fuse.kernel.lower_loops` calls. They return a kernel or the
+        write_loop, write_with_ends, write_end: what :mod:`fuse.kernel.loops.lower_loops` calls. They return a kernel or
+        the
             reason why there is none; a target without loop kernels declines.
         with_sizes: makes a source read sizes from its arguments, given the source, the names of the sizes, the number
             of arguments before them, and the names of those that are floats. None for a target without kernels for

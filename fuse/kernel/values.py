@@ -18,10 +18,10 @@ from typing import Literal
 import torch
 
 from fuse.graph.strides import inverse
-from fuse.kernel.expressions import Expression, Parameter, cost
-from fuse.kernel.extents import alike, is_one
-from fuse.kernel.index import ZERO, Affine, Index, Stride, reshape
-from fuse.kernel.members import Members
+from fuse.kernel.arithmetic.expressions import Expression, Parameter, cost
+from fuse.kernel.arithmetic.extents import alike, is_one
+from fuse.kernel.arithmetic.index import ZERO, Affine, Index, Stride, reshape
+from fuse.kernel.sizes.members import Members
 
 Shape = tuple[int, ...]
 ReduceOp = Literal["sum", "prod", "max", "min", "largest", "any", "all", "argmax", "argmin"]

@@ -17,10 +17,10 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fuse import ops
-from fuse.graph.fakes import mode_of
+from fuse.graph.fakes.fake_operators import mode_of
+from fuse.graph.functional.short_graphs import remaining
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.graph.outputs import add_placeholder, finished
-from fuse.graph.short_graphs import remaining
 from fuse.loops import short_loops
 from fuse.loops.body_operands import BodyOperand, Carry, Computed, MovingInput, StateRead, StepResult, TableRead, Within
 from fuse.loops.collectors import COLLECTORS

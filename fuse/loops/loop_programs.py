@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse import ops
-from fuse.graph.fakes import fake_like
+from fuse.graph.fakes.fake_operators import fake_like
 from fuse.graph.loop import Loop, of_all_steps
 from fuse.graph.outputs import outputs_of
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel.dtypes import supported
+from fuse.kernel.arithmetic.dtypes import supported
 from fuse.kernel.lower import Declined, values_of_call
 from fuse.loops.reads import tensors_of
 from fuse.loops.rolling import LEAST_STEPS, Rolled, prove

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
-from fuse.graph import short_graphs
+from fuse.graph.functional import short_graphs
+from fuse.graph.functional.short_graphs import LATER, STEPS_KEPT, closing, is_short, opening, remaining
 from fuse.graph.outputs import cone
-from fuse.graph.short_graphs import LATER, STEPS_KEPT, closing, is_short, opening, remaining
 from fuse.loops.reads import is_link
 from fuse.loops.rolling import Rolled
 from fuse.rewrite import surgery

@@ -6,7 +6,7 @@
 
 Capture learns the truth values that ``forward`` reads. If each step computes such a value, equal in all steps but the
 last one, then a later call can stop at the first step whose value differs: its results are of no use, or the loop ends
-there (:mod:`fuse.runtime.ending`).
+there (:mod:`fuse.runtime.variants.ending`).
 
 The last truth value belongs to the last step, or is computed behind it if the loop begins with the test.
 """
@@ -19,8 +19,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse.cost.work import work_of_node
-from fuse.graph.learned import Truths, truths_read
 from fuse.graph.loop import Stop
+from fuse.graph.numbers.learned import Truths, truths_read
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Signature
 from fuse.loops.body_operands import StepResult

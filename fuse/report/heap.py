@@ -29,9 +29,9 @@ import torch
 
 import fuse
 from fuse.cost.allocated import peak_allocated
-from fuse.graph.load import LoadedModel, load
+from fuse.graph.loading.load import LoadedModel, load
 from fuse.report.profiling import silent
-from fuse.runtime.guards import flatten
+from fuse.runtime.guards.call_guards import flatten
 
 SOURCE = Path(__file__).parent / "heap.c"
 SIDES = ("eager", "fused")

@@ -23,13 +23,13 @@ from fuse.cost.optimizers import optimizer_launches
 from fuse.cost.profiles import DeviceProfile
 from fuse.errors import CaptureError, FuseError
 from fuse.gradients.saved import settle
+from fuse.graph.backward.joint import Joint, capture_joint
 from fuse.graph.capture import capture
-from fuse.graph.evaluating import NoData
-from fuse.graph.joint import Joint, capture_joint
-from fuse.graph.learned import ReadLine
-from fuse.graph.result_structure import given_host_values
+from fuse.graph.numbers.learned import ReadLine
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of
+from fuse.graph.structure.result_structure import given_host_values
+from fuse.graph.values.evaluating import NoData
 from fuse.notebook import preformatted
 from fuse.report.casts import CastLine, cast_lines
 from fuse.report.loops import Repetition, loops
@@ -37,8 +37,8 @@ from fuse.report.record import record_of
 from fuse.report.sketch import Sketch, sketch
 from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime.footprint import peak_of_program
-from fuse.runtime.steps import Fallback
+from fuse.runtime.programs.footprint import peak_of_program
+from fuse.runtime.programs.steps import Fallback
 
 if TYPE_CHECKING:
     from fuse.report.against import TorchCompiled

@@ -14,7 +14,7 @@ from fuse.cost import profiles
 from fuse.cost.count import calls_of_dispatches, count_graph
 from fuse.devices import device_of
 from fuse.graph.capture import capture
-from fuse.graph.load import LoadedModel
+from fuse.graph.loading.load import LoadedModel
 from fuse.graph.signature import Dispatch
 from fuse.report.trace_launches import Launch
 from fuse.report.trace_report import Rewritten

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fuse.graph.load import LoadedModel
+from fuse.graph.loading.load import LoadedModel
 from fuse.graph.periods import find_repetitions
 from fuse.ops import REPORTED_KINDS
 from fuse.report.trace_events import events

@@ -15,8 +15,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.functional.short_graphs import STAND_INS
 from fuse.graph.outputs import outputs_of
-from fuse.graph.short_graphs import STAND_INS
 from fuse.rewrite.nested import called_module, kind
 
 aten = torch.ops.aten

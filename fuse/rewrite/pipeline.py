@@ -25,9 +25,9 @@ from torch.fx import GraphModule, Node
 
 from fuse.devices import without_autocast
 from fuse.errors import FaultWarning
-from fuse.graph.fakes import out_of_inference
+from fuse.graph.fakes.fake_operators import out_of_inference
+from fuse.graph.functional.short_graphs import StepsNeeded, is_short
 from fuse.graph.garbage_collection import without_garbage_collection
-from fuse.graph.short_graphs import StepsNeeded, is_short
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
 from fuse.rewrite.recording import PassRecorder, recording

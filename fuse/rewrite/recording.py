@@ -23,7 +23,7 @@ from torch.nn import Module
 
 from fuse.graph.locks import ForkedLock
 from fuse.graph.loop_with_ends import graph_in
-from fuse.graph.patched import patched
+from fuse.graph.patches.patched import patched
 from fuse.rewrite.deltas import Candidate, CreatedNode, Delta, GraphState, Recording, Row
 from fuse.rewrite.node_rows import row_of
 

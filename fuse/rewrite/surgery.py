@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from fuse.graph.fake_mode import FakeMode
+from fuse.graph.fakes.fake_mode import FakeMode
 from fuse.graph.outputs import add_placeholder, cone
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite import effects

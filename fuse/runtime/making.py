@@ -20,38 +20,38 @@ from torch.fx import GraphModule
 
 from fuse.errors import CaptureError, CompileFailed, CompilerMissing, FaultWarning, FuseError, reason_of_fault
 from fuse.gradients.differentiating import by_loops
+from fuse.graph.backward.joint import capture_joint
 from fuse.graph.capture import capture, capture_short
 from fuse.graph.freezing import freeze
-from fuse.graph.joint import capture_joint
-from fuse.graph.learned import truths_read
+from fuse.graph.functional.short_graphs import StepsNeeded, whole_graph
 from fuse.graph.locks import ForkedLock
-from fuse.graph.recording_plan import Assigns
-from fuse.graph.requires_grad import RequiresGradOfArguments
-from fuse.graph.short_graphs import StepsNeeded, whole_graph
+from fuse.graph.numbers.learned import truths_read
+from fuse.graph.patches.requires_grad import RequiresGradOfArguments
+from fuse.graph.recording.recording_plan import Assigns
 from fuse.graph.signature import Attribute, Signature
 from fuse.passes.roll_whole_loops import roll_whole_loops
 from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime.call_keys import Key, key_of_call, kind_of_sizes
-from fuse.runtime.captured_calls import CapturedCall
-from fuse.runtime.compiling import NotYet
-from fuse.runtime.drawing import drawing_of
-from fuse.runtime.ending import Ending, ending_of
-from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
-from fuse.runtime.input_effects import effects_on_inputs
-from fuse.runtime.interrupts import stopped_on_interrupt
-from fuse.runtime.mutated_attributes import carried, tensors_of
-from fuse.runtime.program import Program, begun, program_of
-from fuse.runtime.reference import Reference
-from fuse.runtime.refusals import without_kernels, without_kernels_for
-from fuse.runtime.result_reconstruction import reconstruction
-from fuse.runtime.sized_programs import SizedProgram
-from fuse.runtime.specialised import Confirmation, Family
-from fuse.runtime.states import LARGEST_VARIANTS
-from fuse.runtime.steps import Fallback
-from fuse.runtime.training import Begin, Finish, Training
-from fuse.runtime.variants import Compiled
+from fuse.runtime.autograd.training import Begin, Finish, Training
+from fuse.runtime.building.compiling import NotYet
+from fuse.runtime.building.interrupts import stopped_on_interrupt
+from fuse.runtime.generalising.captured_calls import CapturedCall
+from fuse.runtime.guards.call_guards import CallGuard, call_guard, modes, sources_of
+from fuse.runtime.guards.call_keys import Key, key_of_call, kind_of_sizes
+from fuse.runtime.programs.input_effects import effects_on_inputs
+from fuse.runtime.programs.program import Program, begun, program_of
+from fuse.runtime.programs.reference import Reference
+from fuse.runtime.programs.refusals import without_kernels, without_kernels_for
+from fuse.runtime.programs.result_reconstruction import reconstruction
+from fuse.runtime.programs.steps import Fallback
+from fuse.runtime.resizing.sized_programs import SizedProgram
+from fuse.runtime.variants.compiled import Compiled
+from fuse.runtime.variants.drawing import drawing_of
+from fuse.runtime.variants.ending import Ending, ending_of
+from fuse.runtime.variants.mutated_attributes import carried, tensors_of
+from fuse.runtime.variants.specialised import Confirmation, Family
+from fuse.runtime.variants.states import LARGEST_VARIANTS
 
 LARGEST_FILLS = 4
 """The kinds of calls that run eager once, as each fills a cache, before a warning says so: a cache that is filled again

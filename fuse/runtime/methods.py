@@ -18,11 +18,11 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from fuse.graph.locks import ForkedLock
-from fuse.graph.reachable_state import GLOBAL_HOOKS
+from fuse.graph.state.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import diverted, has_own_call, is_plainly_called, undiverted
 from fuse.runtime.parts import LazyRun, Parts
-from fuse.runtime.refusals import dispatch_modes, is_traced
-from fuse.runtime.states import LARGEST_VARIANTS
+from fuse.runtime.programs.refusals import dispatch_modes, is_traced
+from fuse.runtime.variants.states import LARGEST_VARIANTS
 
 LARGEST_IDLE = 4
 """Calls of a method in which no module ran fused, after which it is the model's own."""

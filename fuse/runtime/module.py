@@ -17,8 +17,8 @@ from fuse.graph.precision import Precision, in_precision
 from fuse.graph.submodule_calls import HOOKS
 from fuse.rewrite import registry
 from fuse.runtime.engine import Engine
-from fuse.runtime.refusals import is_traced
-from fuse.runtime.variants import Compiled, LastRun
+from fuse.runtime.programs.refusals import is_traced
+from fuse.runtime.variants.compiled import Compiled, LastRun
 
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 

@@ -26,12 +26,12 @@ from torch.utils import _pytree as pytree
 from fuse.cost import profiles
 from fuse.cost.count import CountedCall, calls_of_dispatches, calls_of_graph
 from fuse.devices import device_of
-from fuse.graph.learned import same_bits
 from fuse.graph.locks import ForkedLock
-from fuse.graph.reachable_state import GLOBAL_HOOKS
+from fuse.graph.numbers.learned import same_bits
+from fuse.graph.state.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import diverted, is_plainly_called, own_forward, runs_by_itself
-from fuse.runtime.training import Training
-from fuse.runtime.variants import Compiled, LastRun
+from fuse.runtime.autograd.training import Training
+from fuse.runtime.variants.compiled import Compiled, LastRun
 
 LazyRun = Callable[[], LastRun]
 """A function that returns the launches and fallbacks of one call, its backward pass included once that has run."""

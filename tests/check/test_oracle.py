@@ -19,7 +19,7 @@ from fuse.check import oracle
 from fuse.check.compare import compare
 from fuse.check.inputs import CheckCall, in_float64
 from fuse.check.oracle import CheckReport, check
-from fuse.graph.result_structure import named_parts
+from fuse.graph.structure.result_structure import named_parts
 from fuse.kernel.lower import Kernel, lower
 from fuse.runtime.cpu import device
 from fuse.runtime.module import Fused

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import patience
+from fuse.runtime.sizes import patience
 
 CHANNELS = 6
 CALLS = 30

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import fuse
 from benchmarks.common import compilations
-from fuse.runtime import patience
+from fuse.runtime.sizes import patience
 
 WIDTH = 8
 PAIRS, LONGEST, LARGEST_BATCH = 200, 150, 12

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fuse.check.oracle import check
 from fuse.gradients.differentiating import by_loops
-from fuse.graph.joint import capture_joint
+from fuse.graph.backward.joint import capture_joint
 from fuse.graph.loop import Loop
 
 aten = torch.ops.aten

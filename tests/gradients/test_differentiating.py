@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fuse
 from fuse.check.oracle import check
 from fuse.gradients.differentiating import NAME, by_loops
-from fuse.graph.joint import capture_joint
+from fuse.graph.backward.joint import capture_joint
 
 STEPS, BATCH, WIDTH = 9, 3, 5
 

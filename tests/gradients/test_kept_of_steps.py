@@ -12,7 +12,7 @@ import fuse
 from fuse.check.oracle import check
 from fuse.gradients import reversing
 from fuse.gradients.differentiating import by_loops
-from fuse.graph.joint import Joint, capture_joint
+from fuse.graph.backward.joint import Joint, capture_joint
 from fuse.graph.loop import Loop
 
 STEPS, BATCH, WIDTH = 8, 3, 6

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
-from fuse.graph.joint import capture_joint
-from fuse.graph.unseen_writes import WITH_GRADIENT_OF
+from fuse.graph.backward.joint import capture_joint
+from fuse.graph.backward.unseen_writes import WITH_GRADIENT_OF
 
 STEPS, BATCH, WIDTH = 9, 3, 5
 

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.graph.capture import capture
-from fuse.graph.result_structure import flatten_result
 from fuse.graph.signature import InputSpec, OutputSpec
+from fuse.graph.structure.result_structure import flatten_result
 
 SEED = 20
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuse.check.oracle import check
+from fuse.graph.backward.joint import capture_joint
 from fuse.graph.function import Function
-from fuse.graph.joint import capture_joint
 from fuse.graph.outputs import outputs_of
 from fuse.report.show import show
 

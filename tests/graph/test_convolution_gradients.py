@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.graph.convolution_gradients import MOST_SUMS, is_small
-from fuse.graph.joint import capture_joint
+from fuse.graph.backward.convolution_gradients import MOST_SUMS, is_small
+from fuse.graph.backward.joint import capture_joint
 
 aten = torch.ops.aten
 

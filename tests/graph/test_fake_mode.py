@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fuse.graph.fake_mode import FakeMode
+from fuse.graph.fakes.fake_mode import FakeMode
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def test_torchs_own_rules_do_not_import_dynamo_and_are_switched_off_once_it_is_t
     out = run(
         """
 import sys, torch, fuse
-from fuse.graph.fake_mode import FakeMode
+from fuse.graph.fakes.fake_mode import FakeMode
 
 def results(x):
     index = torch.zeros(3, 4, dtype=torch.int64)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fuse.graph.fake_mode import FakeMode
-from fuse.graph.fakes import FakeRunner, unlogged
+from fuse.graph.fakes.fake_mode import FakeMode
+from fuse.graph.fakes.fake_operators import FakeRunner, unlogged
 
 aten = torch.ops.aten
 

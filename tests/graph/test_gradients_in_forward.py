@@ -14,7 +14,7 @@ from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils import _pytree as pytree
 
 import fuse
-from fuse.graph.freed_graphs import MESSAGE
+from fuse.graph.state.freed_graphs import MESSAGE
 
 
 class Energy(nn.Module):

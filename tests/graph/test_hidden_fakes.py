@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuse
 from fuse.graph.capture import capture
-from fuse.graph.hidden_fakes import fakes_hidden
+from fuse.graph.fakes.hidden_fakes import fakes_hidden
 
 REAL = torch._subclasses.FakeTensor
 BY = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fuse.errors import FuseError
-from fuse.graph.inputs import DTYPES, parse_input, replace_inputs
+from fuse.graph.loading.inputs import DTYPES, parse_input, replace_inputs
 
 
 def forward(x: Tensor, scale: Tensor, *, flag: bool = False) -> None: ...

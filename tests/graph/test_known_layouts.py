@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fuse.graph.fake_mode import FakeMode
-from fuse.graph.known_layouts import _RULES, known
+from fuse.graph.fakes.fake_mode import FakeMode
+from fuse.graph.fakes.known_layouts import _RULES, known
 
 aten = torch.ops.aten
 

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
 from fuse.graph.capture import capture
-from fuse.graph.fakes import FakeRunner
-from fuse.graph.layouts import eager_strides
+from fuse.graph.fakes.fake_operators import FakeRunner
+from fuse.graph.fakes.layouts import eager_strides
 from fuse.graph.outputs import outputs_of
 from fuse.kernel import lower  # noqa: F401  (importing registers the recipes)
-from fuse.kernel.recipes import find_recipe
+from fuse.kernel.recipes.registry import find_recipe
 from tests.samples import Holder
 
 aten = torch.ops.aten

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 import fuse
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
-from fuse.graph.load import load
-from fuse.graph.model_file import ModelFile, is_user_code
+from fuse.graph.loading.load import load
+from fuse.graph.loading.model_file import ModelFile, is_user_code
 
 FIRST_CONVENTION = """
 import torch

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import fuse
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
-from fuse.graph.reachable_state import reached_by
+from fuse.graph.state.reachable_state import reached_by
 
 SEEN: list[Tensor] = []
 TABLE = {"scale": 2.0}

@@ -176,7 +176,7 @@ def test_a_value_that_cannot_be_computed_is_no_answer_even_if_forward_catches_th
 
 
 def test_a_read_in_the_backward_pass_is_refused() -> None:
-    from fuse.graph.joint import capture_joint
+    from fuse.graph.backward.joint import capture_joint
 
     class Reads(torch.autograd.Function):
         @staticmethod

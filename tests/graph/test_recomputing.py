@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fuse.check.oracle import check
+from fuse.graph.backward.joint import Joint, capture_joint
 from fuse.graph.function import Function
-from fuse.graph.joint import Joint, capture_joint
 from fuse.graph.outputs import outputs_of
 from fuse.report.show import show
 

@@ -14,8 +14,8 @@ from torch.fx import GraphModule
 
 import fuse
 from fuse.errors import CaptureError
-from fuse.graph.joint import capture_joint
-from fuse.graph.repeated_calls import RepeatedCalls
+from fuse.graph.backward.joint import capture_joint
+from fuse.graph.functional.repeated_calls import RepeatedCalls
 
 STEPS = 5
 

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import fuse
 from fuse.errors import CaptureError
+from fuse.graph.backward.joint import capture_joint
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
-from fuse.graph.joint import capture_joint
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fuse.errors import FuseError
-from fuse.graph.settings import apply_settings, parse_setting
+from fuse.graph.loading.settings import apply_settings, parse_setting
 
 
 def values(source: str, *settings: str) -> dict[str, Any]:

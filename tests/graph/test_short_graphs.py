@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 import fuse
 from fuse.graph.capture import capture, capture_short
-from fuse.graph.short_graphs import StepsNeeded, is_short, whole_graph
+from fuse.graph.functional.short_graphs import StepsNeeded, is_short, whole_graph
 from fuse.testing import assert_fuses
 
 STEPS, BATCH, WIDTH = 40, 3, 6

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 import fuse
 from fuse.graph.capture import capture, capture_short
-from fuse.graph.short_graphs import StepsNeeded, whole_graph
+from fuse.graph.functional.short_graphs import StepsNeeded, whole_graph
 from fuse.testing import assert_fuses
 from tests.graph.test_short_graphs import BATCH, STEPS, WIDTH, Cell, Step, agree, plain, results
 from tests.graph.test_short_graphs import ENDS as READS_OF_STATES

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.graph.uncompiled import uncompiled
+from fuse.graph.patches.uncompiled import uncompiled
 
 
 class Counting:

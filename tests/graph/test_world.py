@@ -25,9 +25,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 import fuse
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
-from fuse.graph.object_contents import attributes_of, base_of, contents
-from fuse.graph.reachable_state import reached_by
-from fuse.runtime.state_guard import StateGuard
+from fuse.graph.state.object_contents import attributes_of, base_of, contents
+from fuse.graph.state.reachable_state import reached_by
+from fuse.runtime.guards.state_guard import StateGuard
 
 ASKED: list[str] = []
 CACHE: dict[Any, Tensor] = {}

@@ -19,7 +19,7 @@ from fuse.check.inputs import widened
 from fuse.graph.capture import capture
 from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.lower import Declined, Kernel, lower
-from fuse.kernel.reading import computation_of
+from fuse.kernel.recipes.reading import computation_of
 from fuse.runtime.cpu.compiler import build
 from tests.kernel.evaluating import NotEvaluated, evaluated, multiplies_and_adds
 

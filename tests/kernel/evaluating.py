@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuse.kernel.expressions import Operation, Position, parts, position
-from fuse.kernel.index import Affine, Index
+from fuse.kernel.arithmetic.expressions import Operation, Position, parts, position
+from fuse.kernel.arithmetic.index import Affine, Index
 from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import (
     Computation,

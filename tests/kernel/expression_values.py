@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fuse.kernel.expressions import Expression, Literal, Operation, Parameter, Position, Variable, fn
-from fuse.kernel.scalar_operators import DEFINITIONS, MEANINGS
+from fuse.kernel.arithmetic.expressions import Expression, Literal, Operation, Parameter, Position, Variable, fn
+from fuse.kernel.arithmetic.scalar_operators import DEFINITIONS, MEANINGS
 
 
 def evaluate(

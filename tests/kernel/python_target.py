@@ -21,10 +21,8 @@ from torch import Tensor
 
 from fuse.graph.describing import dtype_name
 from fuse.graph.loop import Loop
-from fuse.kernel.config import Config
-from fuse.kernel.definitions import defined, defined_loop
-from fuse.kernel.dtypes import register
-from fuse.kernel.expressions import (
+from fuse.kernel.arithmetic.dtypes import register
+from fuse.kernel.arithmetic.expressions import (
     CALL,
     CHOICE,
     SYMBOLS,
@@ -38,6 +36,8 @@ from fuse.kernel.expressions import (
     Variable,
     render,
 )
+from fuse.kernel.config import Config
+from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,

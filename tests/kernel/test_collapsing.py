@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuse.kernel.collapsing import merged
-from fuse.kernel.expressions import Variable, position
-from fuse.kernel.index import Affine
+from fuse.kernel.arithmetic.expressions import Variable, position
+from fuse.kernel.arithmetic.index import Affine
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, For, Load, Statement
+from fuse.kernel.nests.collapsing import merged
 
 X = Buffer("x", torch.float32, "input")
 SUM = Accumulator("total", torch.float32, "sum")

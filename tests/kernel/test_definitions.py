@@ -16,8 +16,8 @@ from fuse.graph.capture import capture
 from fuse.graph.loop import StepInput, Stop
 from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.ir import Comment, For
-from fuse.kernel.reading import computation_of
-from fuse.kernel.recipes import Unsupported
+from fuse.kernel.recipes.reading import computation_of
+from fuse.kernel.recipes.registry import Unsupported
 from tests.kernel.python_target import run
 from tests.kernel.test_loop_kernel import Example, lstm
 from tests.kernel.test_python_target import Function, numbers

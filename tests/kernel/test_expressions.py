@@ -11,12 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fuse.kernel import expressions
+from fuse.kernel.arithmetic import expressions
+from fuse.kernel.arithmetic.expressions import (
+    Expression,
+    Operation,
+    Parameter,
+    Variable,
+    applied,
+    both,
+    converted,
+    fn,
+    select,
+)
+from fuse.kernel.arithmetic.scalar_operators import COSTS, DEFINITIONS, MEANINGS, RELATIONS
 from fuse.kernel.cpu.cpp_types import register as type_name
 from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.cpu.printer import text
-from fuse.kernel.expressions import Expression, Operation, Parameter, Variable, applied, both, converted, fn, select
-from fuse.kernel.scalar_operators import COSTS, DEFINITIONS, MEANINGS, RELATIONS
 from fuse.runtime.cpu.compiler import build
 from tests.kernel.expression_values import evaluate
 

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuse.kernel.cpu.cpp_types import literal
-from fuse.kernel.extents import (
+from fuse.kernel.arithmetic.extents import (
     Conditions,
     Extent,
     NeedsNumber,
@@ -25,6 +24,7 @@ from fuse.kernel.extents import (
     unless_below,
     varies,
 )
+from fuse.kernel.cpu.cpp_types import literal
 
 Formula = Callable[[int, int], int]
 SIZES = st.integers(1, 40)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size, SplitNeeded, offset, reshape
+from fuse.kernel.arithmetic.index import ZERO, Affine, Index, NotAffine, Size, SplitNeeded, offset, reshape
 
 
 def value_of(index: Affine, at: dict[str, int]) -> int:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fuse.kernel.arithmetic.expressions import Variable, position
+from fuse.kernel.arithmetic.index import Affine
 from fuse.kernel.cpu.emit import emit
 from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.cpu.work import PARALLEL_WORK, is_parallel
-from fuse.kernel.expressions import Variable, position
-from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,

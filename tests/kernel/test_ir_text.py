@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuse.kernel.expressions import Variable, position
-from fuse.kernel.index import Affine
+from fuse.kernel.arithmetic.expressions import Variable, position
+from fuse.kernel.arithmetic.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.errors import FaultWarning
-from fuse.kernel import recipes
 from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.recipes import registry as recipes
 from fuse.runtime.cpu.compiler import build
 
 X = torch.randn(4, 8)

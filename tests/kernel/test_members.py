@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.lower import Kernel, lower
-from fuse.kernel.members import FEWEST, ArgumentPlace, Members, alike_parts
-from fuse.kernel.sized import lowering_for
+from fuse.kernel.sizes.members import FEWEST, ArgumentPlace, Members, alike_parts
+from fuse.kernel.sizes.sized import lowering_for
 
 Rows = Sequence[Tensor]
 LOOP = "for (int64_t member = 0; "

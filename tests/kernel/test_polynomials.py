@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuse.kernel.polynomials import Terms, product_of, quotient_of, sum_of
+from fuse.kernel.arithmetic.polynomials import Terms, product_of, quotient_of, sum_of
 
 SIZES = {"a": 3, "b": 7}
 MONOMIALS = st.lists(st.sampled_from(sorted(SIZES)), max_size=3).map(lambda names: tuple(sorted(names)))

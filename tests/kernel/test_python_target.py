@@ -18,10 +18,10 @@ from fuse.graph.loop import Loop
 from fuse.graph.outputs import outputs_of
 from fuse.kernel import target
 from fuse.kernel.ir import KernelBody
+from fuse.kernel.loops.lower_loops import lower_loop
 from fuse.kernel.lower import Declined, Kernel, lower
-from fuse.kernel.lower_loops import lower_loop
-from fuse.kernel.reading import computation_of
-from fuse.kernel.schedule import schedule
+from fuse.kernel.nests.schedule import schedule
+from fuse.kernel.recipes.reading import computation_of
 from fuse.rewrite.pipeline import run_passes
 from tests.kernel.python_target import python_of, run, run_source
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.kernel import ranking
-from fuse.kernel.ranking import LONGEST_ROW
+from fuse.kernel.nests import ranking
+from fuse.kernel.nests.ranking import LONGEST_ROW
 
 STEPS, ROWS, COLUMNS = 6, 3, 8
 

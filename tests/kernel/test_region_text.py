@@ -7,7 +7,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fuse.graph.capture import capture
-from fuse.kernel.region_text import text_and_numbers
+from fuse.kernel.sizes.region_text import text_and_numbers
 from fuse.rewrite.pipeline import run_passes
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuse.kernel.extents import Conditions
+from fuse.kernel.arithmetic.extents import Conditions
 from fuse.kernel.lower import Kernel, lower, lower_for_sizes
-from fuse.kernel.region_text import text_and_numbers, with_numbers
-from fuse.kernel.relations import lifted, relation_of
-from fuse.kernel.sized import Text, lowering_for
+from fuse.kernel.sizes.region_text import text_and_numbers, with_numbers
+from fuse.kernel.sizes.relations import lifted, relation_of
+from fuse.kernel.sizes.sized import Text, lowering_for
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 Shape = tuple[int, ...]

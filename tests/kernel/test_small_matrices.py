@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.kernel.small_matrices import MOST_ROWS
+from fuse.kernel.nests.small_matrices import MOST_ROWS
 
 STEPS = 8
 Step = Callable[[Tensor, Tensor], Tensor]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.kernel import recipes
-from fuse.kernel.expressions import fn, select
+from fuse.kernel.arithmetic.expressions import fn, select
 from fuse.kernel.lower import Declined, Kernel, lower, target_for
-from fuse.kernel.recipes import Call, recipe
+from fuse.kernel.recipes import registry as recipes
+from fuse.kernel.recipes.registry import Call, recipe
 from fuse.kernel.target import TARGETS
 from fuse.kernel.values import Value
 from fuse.testing import assert_fuses

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.function import Function
-from fuse.kernel.sized import lowering_for
+from fuse.kernel.sizes.sized import lowering_for
 from fuse.rewrite.pipeline import run_passes
 from fuse.testing import assert_fuses
 

@@ -17,7 +17,7 @@ from fuse.check.pattern import verify
 from fuse.check.trials import refusal
 from fuse.errors import FuseError
 from fuse.gradients.differentiating import NAME, OWN, by_loops
-from fuse.graph.joint import capture_joint
+from fuse.graph.backward.joint import capture_joint
 from fuse.report.show import Report, show
 from fuse.rewrite.patterns.definition import define
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.function import Function
-from fuse.runtime import patience
+from fuse.runtime.sizes import patience
 from fuse.testing import assert_fuses
 
 

@@ -17,7 +17,8 @@ from fuse.errors import CompilerMissing
 from fuse.graph.capture import capture
 from fuse.kernel.lower import Declined
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime import making, schedule
+from fuse.runtime import making
+from fuse.runtime.programs import schedule
 
 BATCH, WIDTH, LENGTHS = 3, 20, (5, 8, 17)
 Step = Callable[..., object]

@@ -10,7 +10,7 @@ import pytest
 
 import fuse
 from fuse.errors import FuseError
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.aligned import alignment, diff_page, state_of
 
 MODEL = """import torch

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse import cli
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.heap import held_by_libraries
 from fuse.report.show import Report
 

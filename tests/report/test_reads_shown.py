@@ -16,7 +16,7 @@ import fuse
 from fuse import cli
 from fuse.cost.observe import CountingMode
 from fuse.errors import FuseError
-from fuse.graph.evaluating import NoData
+from fuse.graph.values.evaluating import NoData
 
 READS = """
 import torch

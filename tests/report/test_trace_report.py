@@ -22,7 +22,7 @@ from fuse import cli
 from fuse.check.oracle import check
 from fuse.cost.count import by_source
 from fuse.errors import FuseError
-from fuse.graph.load import LoadedModel, load
+from fuse.graph.loading.load import LoadedModel, load
 from fuse.report import trace_events
 from fuse.report.trace_launches import kind_of_kernel
 from fuse.report.trace_report import compare, trace
@@ -117,7 +117,7 @@ def test_a_profile_has_the_launches_that_check_observes(target: str, tmp_path: P
 
 
 def test_nothing_is_recorded_while_no_profiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuse.runtime import program
+    from fuse.runtime.programs import program
 
     def fail(_title: str) -> None:
         raise AssertionError

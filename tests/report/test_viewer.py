@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fuse
 from benchmarks.viewer import FLAGS, browser, generated
 from fuse.errors import FuseError
-from fuse.graph.load import load
+from fuse.graph.loading.load import load
 from fuse.report.against import TorchCompiled
 from fuse.report.aligned import diff_page
 from fuse.report.trace_page import trace_page

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 import fuse
 from fuse.errors import FaultWarning, FuseError
 from fuse.gradients.differentiating import by_loops
-from fuse.graph.joint import capture_joint
+from fuse.graph.backward.joint import capture_joint
 from fuse.rewrite import nested, registry, surgery
 from fuse.rewrite.registry import STAGES, Stage, register_pass
 from fuse.rewrite.verdict import Verdict, rewrite

@@ -10,8 +10,9 @@ import pytest
 
 from fuse.kernel import lower
 from fuse.kernel.cpu import loop_kernel
-from fuse.runtime import cache, patience
+from fuse.runtime.building import cache
 from fuse.runtime.cpu import compiler, functions, toolchain
+from fuse.runtime.sizes import patience
 
 
 @pytest.fixture

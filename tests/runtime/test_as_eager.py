@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import fuse
 from fuse.check.oracle import check
-from fuse.graph.result_structure import named_parts
+from fuse.graph.structure.result_structure import named_parts
 from fuse.runtime import making
 
 Function = Callable[..., Any]

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuse.runtime import backend
 from fuse.runtime.engine import Engine
-from fuse.runtime.variants import LastRun
+from fuse.runtime.variants.compiled import LastRun
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from fuse.runtime.bindings import fastest
+from fuse.runtime.programs.bindings import fastest
 
 aten = torch.ops.aten
 FLOATS, PLACES = torch.empty(4, 4, device="meta"), torch.empty(4, 4, device="meta", dtype=torch.int64)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse.runtime import cache
+from fuse.runtime.building import cache
 
 KEY = cache.key_of("a source")
 CONTENT = bytes(range(256)) * 16
@@ -196,7 +196,7 @@ def test_failed_source_is_kept_in_the_cache_or_where_that_is_refused_in_the_temp
 def test_private_directory_goes_with_its_process_and_not_with_a_forked_child():
     program = """
 import os, sys
-from fuse.runtime import cache
+from fuse.runtime.building import cache
 mine = cache.private_directory()
 if (child := os.fork()) == 0:
     theirs = cache.private_directory()

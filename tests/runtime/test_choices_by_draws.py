@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.capture import capture
-from fuse.graph.choices import NOTHING, rewritten
+from fuse.graph.values.choices import NOTHING, rewritten
 from tests.runtime.test_drawn_numbers import compiled_calls
 
 STEPS = 6
@@ -82,10 +82,10 @@ def _flags(self: Steps, h: Tensor, trg: Tensor) -> Tensor:
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("run", [_tokens, _branches, _flags], ids=lambda r: r.__name__)
 def test_one_program_serves_all_choices(run: Any, train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuse.runtime import engine
+    from fuse.runtime import known_variants
 
     made, code = [], run.__code__
-    monkeypatch.setattr(engine, "make", lambda *a, of=engine.make, **k: made.append(1) or of(*a, **k))
+    monkeypatch.setattr(known_variants, "make", lambda *a, of=known_variants.make, **k: made.append(1) or of(*a, **k))
     assert all(compiled_calls(Steps(run), arguments(), 10, train))
     assert len(made) == 1
     assert run.__code__ is code

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import patience
+from fuse.runtime.sizes import patience
 from tests.fuzz.sizes import Model, attention, infer, mean_by_hand, several, train
 
 

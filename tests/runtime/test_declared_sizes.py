@@ -16,7 +16,7 @@ from torch.export import Dim
 import fuse
 from fuse.check.oracle import check
 from fuse.errors import FuseError
-from fuse.runtime.declared import elsewhere
+from fuse.runtime.sizes.declared import elsewhere
 
 T = Dim("T")
 B, H = 3, 16

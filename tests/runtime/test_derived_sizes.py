@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import patience
+from fuse.runtime.sizes import patience
 from tests.fuzz.layers import first_wrong
 from tests.fuzz.sizes import WIDTH, Model, infer, train
 from tests.runtime.test_reaching import captures  # noqa: F401  (a fixture)

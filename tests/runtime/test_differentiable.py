@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fuse
-from fuse.graph.load import load
-from fuse.runtime.differentiable import TWICE
+from fuse.graph.loading.load import load
+from fuse.runtime.autograd.differentiable import TWICE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradients of gradients")
 

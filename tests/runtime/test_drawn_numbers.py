@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.capture import capture
-from fuse.graph.drawn_numbers import LARGEST_INPUTS
-from fuse.runtime.specialised import LARGEST_FAMILY
+from fuse.graph.numbers.drawn_numbers import LARGEST_INPUTS
+from fuse.runtime.variants.specialised import LARGEST_FAMILY
 
 
 @pytest.fixture(autouse=True)
@@ -116,10 +116,10 @@ def test_one_draw_for_each_batch_makes_two_programs(train: bool) -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_a_draw_for_each_step_ends_after_few_captures(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuse.runtime import engine
+    from fuse.runtime import known_variants
 
     made = []
-    monkeypatch.setattr(engine, "make", lambda *a, of=engine.make, **k: made.append(1) or of(*a, **k))
+    monkeypatch.setattr(known_variants, "make", lambda *a, of=known_variants.make, **k: made.append(1) or of(*a, **k))
     fused = compiled_calls(Decoder(), (*_decoded(), 0.5), 20, train)
     assert not any(fused[8:])
     assert len(made) <= LARGEST_FAMILY

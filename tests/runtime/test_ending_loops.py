@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fuse
 from benchmarks.ending_loops import CASES, calls
-from fuse.runtime.variants import Compiled
+from fuse.runtime.variants.compiled import Compiled
 from tests.samples import outcome
 
 LEAST = 4
@@ -51,7 +51,7 @@ def held(model: nn.Module, series: Sequence[tuple[Any, ...]]) -> list[Any]:
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
             assert layouts(found[0]) == layouts(expected[0])
             runs.append(fused.last_run)
-    held.variants = [one for state in fused._own()._states for one in state.variants]  # type: ignore[attr-defined]
+    held.variants = [one for state in fused._own()._known.states for one in state.variants]  # type: ignore[attr-defined]
     return runs
 
 

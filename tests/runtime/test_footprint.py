@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.cost.allocated import peak_allocated
-from fuse.runtime.program import Program
+from fuse.runtime.programs.program import Program
 
 ROWS, WIDTH = 24, 64
 

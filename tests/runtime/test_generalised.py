@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fuse
-from fuse.runtime import patience
+from fuse.runtime.sizes import patience
 from tests.fuzz.sizes import WIDTH, Model, attention, branch, mean_by_hand, several, windows
 from tests.runtime.test_sizes_at_random import coincidence, counter, slices
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.graph.arguments import flatten_arguments
+from fuse.graph.structure.arguments import flatten_arguments
 from tests.samples import Holder
 
 
@@ -387,7 +387,7 @@ def test_the_oracle_compares_containers_and_runs_a_second_call_on_what_they_held
 
 
 def test_the_oracle_misses_a_container_that_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuse.runtime.mutated_attributes.fill", lambda container, values: None)
+    monkeypatch.setattr("fuse.runtime.variants.mutated_attributes.fill", lambda container, values: None)
     model = Holder(_cat_in_a_list)
     assert not check(model, (_t(), [_t()])).passed
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import fuse
-from fuse.runtime import guards, state_guard
-from fuse.runtime.guards import call_guard, flatten, modes, overlaps
-from fuse.runtime.state_guard import StateGuard
+from fuse.runtime.guards import call_guards as guards
+from fuse.runtime.guards import state_guard
+from fuse.runtime.guards.call_guards import call_guard, flatten, modes, overlaps
+from fuse.runtime.guards.state_guard import StateGuard
 
 
 class Settings:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import engine
-from fuse.runtime.in_vain import LARGEST_ALIKE_OF_SIZES, LEAST_WAIT
+from fuse.runtime import known_variants
+from fuse.runtime.variants.in_vain import LARGEST_ALIKE_OF_SIZES, LEAST_WAIT
 
 
 class Odd(nn.Module):
@@ -39,7 +39,7 @@ SIZES: dict[str, Callable[[int], tuple[Any, ...]]] = {
 
 def made(calls: Callable[[], None]) -> int:
     """The number of captures during ``calls``."""
-    with mock.patch.object(engine, "make", wraps=engine.make) as making:
+    with mock.patch.object(known_variants, "make", wraps=known_variants.make) as making:
         calls()
     return making.call_count
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import making, patience
+from fuse.runtime import making
+from fuse.runtime.sizes import patience
 
 WIDTH, LONGEST = 8, 48
 

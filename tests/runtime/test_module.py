@@ -19,7 +19,7 @@ import fuse
 from fuse.errors import FaultWarning, FuseError
 from fuse.rewrite import registry
 from fuse.rewrite.verdict import Verdict, rewrite
-from fuse.runtime import states
+from fuse.runtime.variants import states
 
 
 class Net(nn.Module):

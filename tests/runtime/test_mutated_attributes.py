@@ -277,7 +277,7 @@ def test_what_is_assigned_is_there_after_every_call(name: str, training: bool, s
     fused = run_beside_eager(CASES[name](), [(torch.randn(3, 4),) for _ in range(5)], training)
     assert fused.last_run is not None
     assert fused.last_run.fallbacks == ()
-    variants = [compiled for state in fused._own()._states for compiled in state.variants]
+    variants = [compiled for state in fused._own()._known.states for compiled in state.variants]
     assert len(variants) <= 2, "a call was compiled again although nothing new was to be seen"
 
 
@@ -288,7 +288,7 @@ def test_the_oracle_sees_attributes(name: str, strict: None) -> None:
 
 
 def test_the_oracle_misses_an_attribute_that_is_not_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuse.runtime.mutated_attributes.Carried.assign", lambda self, *run: run[0][0])
+    monkeypatch.setattr("fuse.runtime.variants.mutated_attributes.Carried.assign", lambda self, *run: run[0][0])
     report = check(CASES["stash"](), (torch.randn(3, 4),))
     assert any("attribute attention" in problem for problem in report.problems)
 
@@ -328,7 +328,7 @@ def test_one_call_assigns_and_another_reads(strict: None) -> None:
 
     calls = [(torch.randn(n, 4),) for n in (3, 1, 1, 3, 1, 2, 1)]
     fused = run_beside_eager(Keeps(prefill_or_decode, cache=None), calls)
-    decoding = fused._own()._states[0].variants
+    decoding = fused._own()._known.states[0].variants
     assert sum(c.carried is not None and not c.carried.assigned for c in decoding) == 1
     reading = Keeps(prefill_or_decode, cache=torch.ones(1, 4))
     run_beside_eager(reading, [calls[1], calls[0], *calls[1:]])  # read first
@@ -415,7 +415,7 @@ def test_a_number_that_is_used_and_changed_is_an_input(
             torch.testing.assert_close(fused(x), expected)
         assert fused.last_run is not None
         assert fused.last_run.fallbacks == ()
-        captured = sum(len(state.variants) for state in fused._own()._states)
+        captured = sum(len(state.variants) for state in fused._own()._known.states)
         same(CheckCall(model, (), {}).attributes(), CheckCall(twin, (), {}).attributes())
     assert captured <= 3, "the program must not hang on the number"
 

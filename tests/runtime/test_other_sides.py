@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import fuse
-from fuse.runtime import made_up_calls, other_sides, patience
 from fuse.runtime.making import ModelCall
+from fuse.runtime.sizes import made_up_calls, other_sides, patience
 from tests.fuzz.sizes import Model, branch, infer, mean_by_hand, train, windows
 
 

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import fuse
 from fuse.check.oracle import check
 from fuse.runtime import making, parts
-from fuse.runtime.in_vain import LARGEST_ALIKE, LEAST_WAIT
 from fuse.runtime.module import Fused
+from fuse.runtime.variants.in_vain import LARGEST_ALIKE, LEAST_WAIT
 
 
 class Odd(nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import patience
-from fuse.runtime.new_sizes import NewSizes
-from fuse.runtime.patience import SETTLED, SETTLED_NUMBERS, Patience
+from fuse.runtime.sizes import patience
+from fuse.runtime.sizes.new_sizes import NewSizes
+from fuse.runtime.sizes.patience import SETTLED, SETTLED_NUMBERS, Patience
 
 
 class Looked(nn.Module):

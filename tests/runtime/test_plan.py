@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuse.graph.garbage_collection import without_garbage_collection
-from fuse.runtime.plan import ALIGNMENT, LiveRange, assign_offsets
+from fuse.runtime.programs.plan import ALIGNMENT, LiveRange, assign_offsets
 
 SMALL, LARGE = 16_384, 131_136
 

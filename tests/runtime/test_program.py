@@ -16,8 +16,8 @@ import fuse
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
 from fuse.runtime.cpu import blas
-from fuse.runtime.program import program_of
-from fuse.runtime.steps import Launches
+from fuse.runtime.programs.program import program_of
+from fuse.runtime.programs.steps import Launches
 from fuse.testing import assert_fuses
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.capture import capture_short
-from fuse.runtime import making, patience
-from fuse.runtime.patience import Patience
-from fuse.runtime.reaching import DISTANCE
+from fuse.runtime import making
+from fuse.runtime.sizes import patience
+from fuse.runtime.sizes.patience import Patience
+from fuse.runtime.sizes.reaching import DISTANCE
 from tests.fuzz.sizes import WIDTH, Model, attention, branch, train
 from tests.runtime.test_generalised import infer, loop, plain
 

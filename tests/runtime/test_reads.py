@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import fuse
 from benchmarks.reading_models import KINDS, PATTERNS, WIDTH, Block
-from fuse.runtime import engine
-from fuse.runtime.specialised import LARGEST_FAMILY, LARGEST_UNUSED, PATIENCE, Family
+from fuse.runtime import engine, known_variants
+from fuse.runtime.variants.specialised import LARGEST_FAMILY, LARGEST_UNUSED, PATIENCE, Family
 from tests.samples import newer_torch, outcome
 
 CALLS = 7
@@ -154,8 +154,9 @@ def test_values_that_never_repeat_end_in_eager_with_one_message_that_names_the_l
 
 
 def test_a_family_that_has_ended_runs_no_program_and_is_captured_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, served = MagicMock(side_effect=engine.make), MagicMock(side_effect=engine.Engine._served, autospec=True)
-    monkeypatch.setattr(engine, "make", made)
+    made = MagicMock(side_effect=known_variants.make)
+    served = MagicMock(side_effect=engine.Engine._served, autospec=True)
+    monkeypatch.setattr(known_variants, "make", made)
     monkeypatch.setattr(engine.Engine, "_served", lambda *given: served(*given))
     function = lambda x, n: x * int(f"{n.item()}")  # noqa: E731
     fused, x = fuse.compile(Calls(function)), torch.randn(3)
@@ -244,7 +245,7 @@ def test_alternating_values_are_foreseen() -> None:
         for number in range(6):
             fused(x, KINDS["late"].values(number))
         tried = []
-        programs = {one.program for state in fused._own()._states for one in state.variants}
+        programs = {one.program for state in fused._own()._known.states for one in state.variants}
         for program in programs:
             confirm = program.confirm
             program.confirm = lambda values, confirm=confirm: (tried.append(1), confirm(values))[1]
@@ -336,7 +337,7 @@ def test_values_without_order_are_served_by_the_specialisation_of_each() -> None
         for number in torch.randint(0, 2, (40,), generator=torch.Generator().manual_seed(5)).tolist():
             torch.testing.assert_close(fused(x, _sign(number)), model(x, _sign(number)), rtol=1e-4, atol=1e-5)
             assert fused.last_run.fallbacks == ()
-    assert sum(len(state.variants) for state in fused._own()._states) == 2
+    assert sum(len(state.variants) for state in fused._own()._known.states) == 2
 
 
 def _sign(number: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import fuse
 from fuse.check.oracle import check
 from fuse.graph.function import Function
-from fuse.runtime import saved_memory
+from fuse.runtime.programs import saved_memory
 
 ROWS, WIDTH = 64, 256  # 64 KB a value
 

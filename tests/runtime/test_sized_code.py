@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import fuse
-from fuse.kernel.sized import lowering_of
-from fuse.runtime.resized import NotResized
-from fuse.runtime.schedule import schedule
-from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers
-from fuse.runtime.sized_code import copier
+from fuse.kernel.sizes.sized import lowering_of
+from fuse.runtime.programs.schedule import schedule
+from fuse.runtime.resizing.resized import NotResized
+from fuse.runtime.resizing.schedule_numbers import SizedPart, outline_and_numbers
+from fuse.runtime.resizing.sized_code import copier
 
 
 def part_of(rows: int) -> SizedPart:

@@ -12,15 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
-from fuse.kernel.sized import lowering_of
-from fuse.runtime import engine, kinds_of_calls, patience, resized, sized_programs
-from fuse.runtime.fitting import Samples
-from fuse.runtime.kinds_of_calls import Between
-from fuse.runtime.schedule import schedule
-from fuse.runtime.schedule_numbers import SizedPart, outline_and_numbers
-from fuse.runtime.sized_programs import MOST_SAMPLES, SizedProgram
-from fuse.runtime.training import Training
-from fuse.runtime.wiring import wiring_of
+from fuse.kernel.sizes.sized import lowering_of
+from fuse.runtime import known_variants
+from fuse.runtime.autograd.training import Training
+from fuse.runtime.generalising import kinds_of_calls
+from fuse.runtime.generalising.kinds_of_calls import Between
+from fuse.runtime.programs.schedule import schedule
+from fuse.runtime.programs.wiring import wiring_of
+from fuse.runtime.resizing import resized, sized_programs
+from fuse.runtime.resizing.fitting import Samples
+from fuse.runtime.resizing.schedule_numbers import SizedPart, outline_and_numbers
+from fuse.runtime.resizing.sized_programs import MOST_SAMPLES, SizedProgram
+from fuse.runtime.sizes import patience
 from tests.fuzz.sizes import WIDTH, Model, attention, windows
 from tests.runtime.test_generalised import by_mode, count_too, loop, plain, positions
 
@@ -218,7 +221,7 @@ def test_numbers_that_are_no_polynomials_are_sought_once(programs: list[Made], m
 def test_a_number_that_is_a_polynomial_at_some_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one sample has other numbers, there is no template any more."""
     fused = run(plain, at_random(60))
-    (kind,) = (kind for kinds in fused._engine._kinds._by_state.values() for kind in kinds)
+    (kind,) = (kind for kinds in fused._engine._known._kinds._by_state.values() for kind in kinds)
     (common,) = kind._common
     programs = common.programs
     template = next(iter(programs._templates.values()))
@@ -231,7 +234,7 @@ def test_a_number_that_is_a_polynomial_at_some_sizes_only(monkeypatch: pytest.Mo
 
 def test_a_kernel_that_does_not_serve_a_size_has_the_graph_resized() -> None:
     fused = run(plain, at_random(60))
-    (kind,) = (kind for kinds in fused._engine._kinds._by_state.values() for kind in kinds)
+    (kind,) = (kind for kinds in fused._engine._known._kinds._by_state.values() for kind in kinds)
     (common,) = kind._common
     sizes = next((b, a) for a in range(12, 30) for b in range(4, 7) if common.covers((b, a)))  # the smaller one first
     assert common.programs.at(sizes) is not None
@@ -246,7 +249,7 @@ def test_a_fault_of_fuse_has_the_graph_resized(monkeypatch: pytest.MonkeyPatch) 
     def fault(*_: object) -> None:
         raise ValueError
 
-    monkeypatch.setattr(engine, "of_size", fault)
+    monkeypatch.setattr(known_variants, "of_size", fault)
     fused = run(plain, at_random(60))
     assert not fused.last_run.fallbacks
 

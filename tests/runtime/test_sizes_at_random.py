@@ -252,7 +252,7 @@ class Decoder(nn.Module):
 def test_tokens_with_a_cache_that_grows_are_compiled_for_few_lengths(
     settled: int, compiled_sources: list[str], empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fuse.runtime.patience.SETTLED", settled)
+    monkeypatch.setattr("fuse.runtime.sizes.patience.SETTLED", settled)
     model = Decoder().eval()
     double, fused = copy.deepcopy(model).double(), fuse.compile(model)
     caches = torch.randn(2, 3, 0, WIDTH)

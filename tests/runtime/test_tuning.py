@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuse.runtime import cache, tuning
+from fuse.runtime.building import cache, tuning
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 

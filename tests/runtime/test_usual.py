@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 import fuse
-from fuse.runtime import engine
-from fuse.runtime.unpacking import unpacking
+from fuse.runtime import known_variants
+from fuse.runtime.guards.unpacking import unpacking
 
 
 class Model(nn.Module):
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
 def called(fused: nn.Module, *args: Any, **kwargs: Any) -> int:
     """The number of searches among all variants that three calls took."""
-    with mock.patch.object(engine, "matching", wraps=engine.matching) as searching:
+    with mock.patch.object(known_variants, "matching", wraps=known_variants.matching) as searching:
         for _ in range(3):
             fused(*args, **kwargs)
     return searching.call_count

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 
 import fuse
 from fuse.check.oracle import check
-from fuse.graph.value_checks import values_checked
+from fuse.graph.checks.value_checks import values_checked
 
 CHECKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cholesky": lambda x, k: torch.linalg.cholesky(x - k[0]) + 1,

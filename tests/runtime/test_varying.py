@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime.call_keys import kind_of_sizes
+from fuse.runtime.guards.call_keys import kind_of_sizes
 from fuse.runtime.module import Fused
-from fuse.runtime.varying import SizesSeen
+from fuse.runtime.sizes.varying import SizesSeen
 
 
 class Plain(nn.Module):

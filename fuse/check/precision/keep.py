@@ -29,7 +29,7 @@ from fuse.devices import device_of
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.precision import Precision, Watch, in_precision
-from fuse.graph.result_structure import named_parts
+from fuse.graph.structure.result_structure import named_parts
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.module import compile as fuse_compile
 

@@ -14,15 +14,15 @@ from fuse.check.locate import isolated
 from fuse.check.precision.chains import Chain, Execute, measure
 from fuse.check.precision.exact import wide
 from fuse.errors import CaptureError
-from fuse.graph.arguments import flatten_arguments
 from fuse.graph.capture import capture
 from fuse.graph.precision import Precision, Watch, in_precision
 from fuse.graph.signature import Signature
+from fuse.graph.structure.arguments import flatten_arguments
 from fuse.rewrite.evaluate import laid_out
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime.guards import sources_of
-from fuse.runtime.mutated_attributes import carried
-from fuse.runtime.program import Program, begun
+from fuse.runtime.guards.call_guards import sources_of
+from fuse.runtime.programs.program import Program, begun
+from fuse.runtime.variants.mutated_attributes import carried
 
 
 def chains(

@@ -174,7 +174,7 @@ template <typename T> FUSE_INLINE T fuse_floor_divide_real(T a, T b) {
 FUSE_INLINE float fuse_floor_divide(float a, float b) { return fuse_floor_divide_real(a, b); }
 FUSE_INLINE double fuse_floor_divide(double a, double b) { return fuse_floor_divide_real(a, b); }
 
-// Arithmetic on sizes that are passed to a kernel (fuse/kernel/extents.py).
+// Arithmetic on sizes that are passed to a kernel (fuse/kernel/arithmetic/extents.py).
 FUSE_INLINE int64_t fuse_size_minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 FUSE_INLINE int64_t fuse_size_quotient(int64_t a, int64_t b) { return fuse_floor_divide<int64_t>(a, b); }
 FUSE_INLINE int64_t fuse_size_remainder(int64_t a, int64_t b) { return fuse_remainder<int64_t>(a, b); }

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuse.kernel.arithmetic.extents import is_multiple, is_one, larger, smaller
+from fuse.kernel.arithmetic.index import NotAffine
 from fuse.kernel.config import Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
@@ -31,14 +33,12 @@ from fuse.kernel.cpu.product_frame import (
 )
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import delinearized, epilogue_of, panels_of
-from fuse.kernel.extents import is_multiple, is_one, larger, smaller
-from fuse.kernel.index import NotAffine
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
+from fuse.kernel.nests.schedule import with_splits
 from fuse.kernel.placement import matrices
-from fuse.kernel.products import products_below
-from fuse.kernel.recipes import Unsupported
-from fuse.kernel.schedule import with_splits
+from fuse.kernel.recipes.products import products_below
+from fuse.kernel.recipes.registry import Unsupported
 from fuse.kernel.target import Written
 from fuse.kernel.traversals import reductions_below
 from fuse.kernel.values import Computation, Product, Value, permute, view

@@ -7,8 +7,8 @@ import struct
 
 import torch
 
-from fuse.kernel import dtypes
-from fuse.kernel.extents import Extent, Real
+from fuse.kernel.arithmetic import dtypes
+from fuse.kernel.arithmetic.extents import Extent, Real
 
 _STORAGE = {
     torch.float64: "double",

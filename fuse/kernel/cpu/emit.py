@@ -13,13 +13,13 @@ from typing import cast
 
 import torch
 
+from fuse.kernel.arithmetic.expressions import Expression, Variable, position
+from fuse.kernel.arithmetic.extents import is_multiple, varies
+from fuse.kernel.arithmetic.index import ZERO, Affine
 from fuse.kernel.config import Threads
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.printer import text
 from fuse.kernel.cpu.work import PARALLEL_WORK, perfectly_nested, splits, work, works
-from fuse.kernel.expressions import Expression, Variable, position
-from fuse.kernel.extents import is_multiple, varies
-from fuse.kernel.index import ZERO, Affine
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
@@ -41,8 +41,8 @@ from fuse.kernel.ir import (
     combined,
     identity,
 )
-from fuse.kernel.members import Members
-from fuse.kernel.recipes import Unsupported
+from fuse.kernel.recipes.registry import Unsupported
+from fuse.kernel.sizes.members import Members
 
 CHUNKS = 64
 """Parts of a sum that is split over threads. The number is fixed, so that the result does not depend on the threads."""

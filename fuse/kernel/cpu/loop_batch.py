@@ -15,12 +15,12 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from fuse.kernel.expressions import position
-from fuse.kernel.extents import is_one
-from fuse.kernel.index import Affine
+from fuse.kernel.arithmetic.expressions import position
+from fuse.kernel.arithmetic.extents import is_one
+from fuse.kernel.arithmetic.index import Affine
 from fuse.kernel.ir import Accumulate, Accumulator, Declare, Fail, For, Load, Scope, Statement, Store
-from fuse.kernel.loop_nests import Frame, elements
-from fuse.kernel.loop_stages import StepProduct
+from fuse.kernel.loops.loop_nests import Frame, elements
+from fuse.kernel.loops.loop_stages import StepProduct
 
 
 def rows_of_batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:

@@ -22,18 +22,18 @@ from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
 from fuse.graph.strides import extent
+from fuse.kernel.arithmetic.index import Size
 from fuse.kernel.cpu.emit import emit, with_sizes
 from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_reserved
 from fuse.kernel.cpu.product_frame import ALIGNMENT, aligned
 from fuse.kernel.cpu.work import is_parallel
-from fuse.kernel.index import Size
-from fuse.kernel.loop_sizes import strides_in
+from fuse.kernel.loops.loop_sizes import strides_in
 from fuse.kernel.lower import Declined, Kernel, attempt, readable_name, structure
 from fuse.kernel.names import fit_names
-from fuse.kernel.products import products_below
-from fuse.kernel.reading import computation_of
-from fuse.kernel.schedule import schedule
+from fuse.kernel.nests.schedule import schedule
+from fuse.kernel.recipes.products import products_below
+from fuse.kernel.recipes.reading import computation_of
 from fuse.kernel.target import LoopKernels
 
 _ENTRY = 'extern "C" int {}('
@@ -61,7 +61,7 @@ def _lowered_end(region: GraphModule) -> Kernel | Declined:
 
 
 def kernel_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Kernel | Declined:
-    """The kernel of a loop and its ends; see :func:`fuse.kernel.lower_loops.lower_with_ends`."""
+    """The kernel of a loop and its ends; see :func:`fuse.kernel.loops.lower_loops.lower_with_ends`."""
     pointers = _Pointers(whole)
     calls: list[tuple[Kernel, list[str]]] = []
     for node in whole.body.graph.nodes:

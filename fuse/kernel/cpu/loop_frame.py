@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fuse.kernel.arithmetic.extents import varies
+from fuse.kernel.arithmetic.index import ZERO
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.product_frame import aligned
-from fuse.kernel.extents import varies
-from fuse.kernel.index import ZERO
-from fuse.kernel.loop_nests import Frame, elements, operand_name, result_name
-from fuse.kernel.loop_stages import Kept, StepProduct
+from fuse.kernel.loops.loop_nests import Frame, elements, operand_name, result_name
+from fuse.kernel.loops.loop_stages import Kept, StepProduct
 from fuse.kernel.placement import StridedPlace
 from fuse.kernel.values import Input
 

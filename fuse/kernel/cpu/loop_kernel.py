@@ -16,22 +16,22 @@ from dataclasses import replace
 from torch import Tensor
 
 from fuse.graph.loop import Loop
+from fuse.kernel.arithmetic.extents import Conditions, NeedsNumber, smaller
+from fuse.kernel.arithmetic.index import Size
 from fuse.kernel.cpu.loop_frame import ThreadFunction, indented, reads_sizes
 from fuse.kernel.cpu.loop_rows import rows_text
 from fuse.kernel.cpu.loop_units import units_text
 from fuse.kernel.cpu.names import is_reserved_in_loops
 from fuse.kernel.cpu.product_frame import ALIGNMENT, PACKING, several
 from fuse.kernel.cpu.work import PARALLEL_WORK
-from fuse.kernel.extents import Conditions, NeedsNumber, smaller
-from fuse.kernel.index import Size
-from fuse.kernel.loop_nests import Frame
-from fuse.kernel.loop_sizes import sizes_of, strides_in
-from fuse.kernel.loop_stages import Cut, Kept
-from fuse.kernel.loop_step import read_step
+from fuse.kernel.loops.loop_nests import Frame
+from fuse.kernel.loops.loop_sizes import sizes_of, strides_in
+from fuse.kernel.loops.loop_stages import Cut, Kept
+from fuse.kernel.loops.loop_step import read_step
 from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
 from fuse.kernel.names import plain_name
-from fuse.kernel.region_text import Numbers, text_and_numbers, with_numbers
-from fuse.kernel.sized import Text, call_at_hand
+from fuse.kernel.sizes.region_text import Numbers, text_and_numbers, with_numbers
+from fuse.kernel.sizes.sized import Text, call_at_hand
 from fuse.kernel.target import LoopKernels
 from fuse.kernel.values import Ranked, Solved
 
@@ -45,7 +45,7 @@ Schedule = Callable[[Frame, str], ThreadFunction]
 def loop_kernel(
     loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], made: LoopKernels | None = None
 ) -> Kernel | Declined:
-    """The kernel that runs all steps of ``loop``; see :func:`fuse.kernel.lower_loops.lower_loop`."""
+    """The kernel that runs all steps of ``loop``; see :func:`fuse.kernel.loops.lower_loops.lower_loop`."""
     key = loop_structure(loop, operands, results)
     found = made.get(key) if made is not None else None
     if found is None:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fuse.graph.loop import Stop
+from fuse.kernel.arithmetic.extents import is_one
+from fuse.kernel.arithmetic.index import Affine, NotAffine
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.loop_batch import rows_of_batch, share_of_rows
@@ -30,11 +32,9 @@ from fuse.kernel.cpu.loop_frame import (
 )
 from fuse.kernel.cpu.product_frame import PACKING, PANEL
 from fuse.kernel.cpu.work import work
-from fuse.kernel.extents import is_one
-from fuse.kernel.index import Affine, NotAffine
 from fuse.kernel.ir import Statement
-from fuse.kernel.loop_nests import Destination, Frame, lasts_of, nest, results_of, starts_of
-from fuse.kernel.loop_stages import StepProduct
+from fuse.kernel.loops.loop_nests import Destination, Frame, lasts_of, nest, results_of, starts_of
+from fuse.kernel.loops.loop_stages import StepProduct
 from fuse.kernel.traversals import WORTH_KEEPING, within_stage
 from fuse.kernel.values import Input, Map, Reduce, Value
 

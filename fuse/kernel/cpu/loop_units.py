@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fuse.kernel.arithmetic.expressions import Expression
+from fuse.kernel.arithmetic.extents import larger, smaller, varies
+from fuse.kernel.arithmetic.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.loop_frame import (
@@ -31,12 +34,9 @@ from fuse.kernel.cpu.loop_frame import (
 )
 from fuse.kernel.cpu.product_frame import ALIGNMENT, MOST_PANELS, PANEL
 from fuse.kernel.elements import Builder
-from fuse.kernel.expressions import Expression
-from fuse.kernel.extents import larger, smaller, varies
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, For, Statement
-from fuse.kernel.loop_nests import Destination, Frame, lasts_of, multiplications, results_of, starts_of
-from fuse.kernel.loop_stages import Kept, StepProduct
+from fuse.kernel.loops.loop_nests import Destination, Frame, lasts_of, multiplications, results_of, starts_of
+from fuse.kernel.loops.loop_stages import Kept, StepProduct
 from fuse.kernel.nest import Sink, store
 from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import Gather, Input, Value

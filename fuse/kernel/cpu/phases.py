@@ -20,7 +20,7 @@ from typing import cast
 
 import torch
 
-from fuse.kernel.expressions import (
+from fuse.kernel.arithmetic.expressions import (
     Expression,
     Literal,
     Operation,
@@ -32,10 +32,10 @@ from fuse.kernel.expressions import (
     position,
     select,
 )
-from fuse.kernel.extents import estimate, varies
-from fuse.kernel.index import ZERO, Affine
+from fuse.kernel.arithmetic.extents import estimate, varies
+from fuse.kernel.arithmetic.index import ZERO, Affine
+from fuse.kernel.arithmetic.scalar_operators import COSTS
 from fuse.kernel.ir import Buffer, Declare, For, Let, Load, Scope, Statement, Store
-from fuse.kernel.scalar_operators import COSTS
 
 BLOCK = 256
 """Elements of a block: an array of float32 takes 1 KiB, so that tens of arrays fit into the L1 cache."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from fuse.kernel.cpu import cpp_types
-from fuse.kernel.expressions import (
+from fuse.kernel.arithmetic.expressions import (
     CALL,
     SYMBOLS,
     UNARY,
@@ -23,6 +22,7 @@ from fuse.kernel.expressions import (
     parts,
     render,
 )
+from fuse.kernel.cpu import cpp_types
 
 _HALF_NAMES = {"round_bfloat16": "fuse_round_bf16", "round_float16": "fuse_round_f16"}
 _FUNCTIONS = {"hypot": "__builtin_hypot"} | _HALF_NAMES

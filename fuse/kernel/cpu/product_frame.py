@@ -14,14 +14,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fuse.kernel.arithmetic.expressions import position
+from fuse.kernel.arithmetic.extents import smaller, unless_below, varies
+from fuse.kernel.arithmetic.index import Affine
 from fuse.kernel.config import Config
 from fuse.kernel.cpu.emit import argument, text_of
-from fuse.kernel.expressions import position
-from fuse.kernel.extents import smaller, unless_below, varies
-from fuse.kernel.index import Affine
 from fuse.kernel.ir import Buffer
+from fuse.kernel.nests.schedule import range_checks
 from fuse.kernel.packing import Packing
-from fuse.kernel.schedule import range_checks
 from fuse.kernel.values import Computation, Patches
 
 HEADERS = ("products.h", "tiles.h")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from fuse.kernel.arithmetic.index import ZERO, NotAffine
 from fuse.kernel.cpu.product_frame import NAMES, OF_BLOCK
 from fuse.kernel.cpu.tiled_products import atoms_of, delinearized, index_of_product
-from fuse.kernel.index import ZERO, NotAffine
 from fuse.kernel.ir import Buffer, For, Pointer, Statement
 from fuse.kernel.nest import Sink
-from fuse.kernel.rows import RowNest
+from fuse.kernel.nests.rows import RowNest
 from fuse.kernel.values import Product, Reduce, Value
 
 Atoms = Sequence[tuple[str, int]]

@@ -17,9 +17,9 @@ from fuse.kernel.cpu.weight_gradients import gradient_of_weight
 from fuse.kernel.cpu.whole_rows import whole_rows
 from fuse.kernel.cpu.work import is_parallel
 from fuse.kernel.names import fit_names
-from fuse.kernel.products import is_reduced, products_below
-from fuse.kernel.recipes import Unsupported
-from fuse.kernel.schedule import schedule
+from fuse.kernel.nests.schedule import schedule
+from fuse.kernel.recipes.products import is_reduced, products_below
+from fuse.kernel.recipes.registry import Unsupported
 from fuse.kernel.target import Target, Written
 from fuse.kernel.traversals import within_stage
 from fuse.kernel.values import Computation, Correlation

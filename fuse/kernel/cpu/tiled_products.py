@@ -16,7 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fuse.kernel.collapsing import merged
+from fuse.kernel.arithmetic.expressions import position, select
+from fuse.kernel.arithmetic.extents import always_equal, estimate, is_one
+from fuse.kernel.arithmetic.index import ZERO, Affine, Index, NotAffine, Size
 from fuse.kernel.config import Config
 from fuse.kernel.cpu import channels_last, cpp_types, transposed
 from fuse.kernel.cpu.emit import text_of
@@ -37,15 +39,13 @@ from fuse.kernel.cpu.product_frame import (
     threads_for,
 )
 from fuse.kernel.cpu.windows import windowed
-from fuse.kernel.expressions import position, select
-from fuse.kernel.extents import always_equal, estimate, is_one
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size
 from fuse.kernel.ir import Buffer, For, Let, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
+from fuse.kernel.nests.collapsing import merged
+from fuse.kernel.nests.schedule import with_splits
 from fuse.kernel.placement import Blocks, blocks, placement
-from fuse.kernel.products import is_reduced, products_below
-from fuse.kernel.recipes import Unsupported
-from fuse.kernel.schedule import with_splits
+from fuse.kernel.recipes.products import is_reduced, products_below
+from fuse.kernel.recipes.registry import Unsupported
 from fuse.kernel.target import Written
 from fuse.kernel.values import (
     Computation,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from fuse.kernel.arithmetic.extents import smaller, varies
 from fuse.kernel.config import Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.product_frame import (
@@ -31,8 +32,7 @@ from fuse.kernel.cpu.product_frame import (
     window_text,
 )
 from fuse.kernel.cpu.windows import Convolution, Share, panels_for, slack_of_planes
-from fuse.kernel.extents import smaller, varies
-from fuse.kernel.recipes import Unsupported
+from fuse.kernel.recipes.registry import Unsupported
 from fuse.kernel.values import Patches, Product, SpreadPatches, Value, view
 
 SCHEDULE = (

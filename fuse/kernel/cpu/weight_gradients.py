@@ -12,8 +12,9 @@ so many outputs and taps that the sums do not fit the cache.
 
 from __future__ import annotations
 
-from fuse.graph.convolution_gradients import is_small
+from fuse.graph.backward.convolution_gradients import is_small
 from fuse.graph.strides import contiguous_strides
+from fuse.kernel.arithmetic.extents import estimate, pinned, smaller
 from fuse.kernel.config import Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.product_frame import (
@@ -29,8 +30,7 @@ from fuse.kernel.cpu.product_frame import (
 )
 from fuse.kernel.cpu.tiled_products import operand_of
 from fuse.kernel.cpu.windows import Convolution, Share
-from fuse.kernel.extents import estimate, pinned, smaller
-from fuse.kernel.recipes import Unsupported
+from fuse.kernel.recipes.registry import Unsupported
 from fuse.kernel.target import Written
 from fuse.kernel.values import Computation, Correlation, Reshaped
 

@@ -10,18 +10,18 @@ so that it must fit into the L2 cache of one core.
 
 from __future__ import annotations
 
+from fuse.kernel.arithmetic.extents import is_one, varies
 from fuse.kernel.config import Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, ProductFrame, several, threads_for
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import operand_of, panels_of
-from fuse.kernel.extents import is_one, varies
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink
-from fuse.kernel.products import products_below
-from fuse.kernel.recipes import Unsupported
-from fuse.kernel.schedule import with_splits
+from fuse.kernel.nests.schedule import with_splits
+from fuse.kernel.recipes.products import products_below
+from fuse.kernel.recipes.registry import Unsupported
 from fuse.kernel.target import Written
 from fuse.kernel.traversals import reductions_below
 from fuse.kernel.values import Computation, Concat, Patches, Scan

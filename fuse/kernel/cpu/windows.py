@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from fuse.kernel.arithmetic.extents import estimate, larger, smaller, varies
 from fuse.kernel.config import Config, by_cost
 from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
@@ -28,7 +29,6 @@ from fuse.kernel.cpu.product_frame import (
     threads_for,
     window_text,
 )
-from fuse.kernel.extents import estimate, larger, smaller, varies
 from fuse.kernel.values import Patches, Product, Value
 
 LARGEST_PLANES = 384 * 1024

@@ -6,11 +6,11 @@ call"`` makes code that compares the work of each call.
 
 from __future__ import annotations
 
+from fuse.kernel.arithmetic.extents import is_one, unless_below
 from fuse.kernel.config import Threads
 from fuse.kernel.cpu.printer import calls
-from fuse.kernel.extents import is_one, unless_below
 from fuse.kernel.ir import For, KernelBody, Let, Rank, Scope, Solve, Statement
-from fuse.kernel.members import Members
+from fuse.kernel.sizes.members import Members
 
 PARALLEL_WORK = 65_536
 """Least work (:func:`work`) of a loop that is split over threads; for less, waking them costs more. ATen's grain size

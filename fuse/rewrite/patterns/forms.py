@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
-from fuse.graph.fake_mode import FakeMode
+from fuse.graph.fakes.fake_mode import FakeMode
 from fuse.rewrite.patterns import guesses, pattern_cache
 from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.canonical import may_make

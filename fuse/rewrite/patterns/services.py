@@ -1,6 +1,6 @@
 """Services from higher layers that patterns use: tests of patterns, and a store for cached results.
 
-    fuse/__init__.py   registers   fuse.check.trials (a Verifier)   and   fuse.runtime.cache (a DiskCache)
+    fuse/__init__.py   registers   fuse.check.trials (a Verifier)   and   fuse.runtime.building.cache (a DiskCache)
 
 Matching uses both and imports neither. They are registered by module name, and imported at the first use.
 """

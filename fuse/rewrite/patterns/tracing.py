@@ -18,12 +18,12 @@ from torch.utils import _pytree as pytree
 
 from fuse.devices import HOST
 from fuse.errors import CaptureError, FuseError
-from fuse.graph.fake_mode import FakeMode
-from fuse.graph.fakes import unlogged
+from fuse.graph.fakes.fake_mode import FakeMode
+from fuse.graph.fakes.fake_operators import unlogged
 from fuse.graph.function import Function
 from fuse.graph.outputs import outputs_of
-from fuse.graph.recorder import Recorder
-from fuse.graph.recording_plan import Plan
+from fuse.graph.recording.recorder import Recorder
+from fuse.graph.recording.recording_plan import Plan
 from fuse.rewrite.constants import constant_nodes
 from fuse.rewrite.evaluate import evaluate
 from fuse.rewrite.patterns.canonical import term_of_node

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fuse.runtime.layout import is_lazy
-from fuse.runtime.libraries import LibraryProduct
+from fuse.runtime.programs.layout import is_lazy
+from fuse.runtime.programs.libraries import LibraryProduct
 
 aten = torch.ops.aten
 _PREFIX = {torch.float32: "s", torch.float64: "d"}

@@ -16,9 +16,9 @@ from functools import cache as cached
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuse.runtime import cache
+from fuse.runtime.building import cache
+from fuse.runtime.building.tuning import kept
 from fuse.runtime.cpu import processor
-from fuse.runtime.tuning import kept
 
 SIZE = 256
 """Rows, columns and depth of the product."""

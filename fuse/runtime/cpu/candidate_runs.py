@@ -21,13 +21,13 @@ from torch.fx import GraphModule, Node, map_arg
 
 from fuse.graph.outputs import outputs_of
 from fuse.kernel.lower import Kernel
-from fuse.runtime.bindings import fastest
-from fuse.runtime.call_code import replaced
 from fuse.runtime.cpu.blas import product
 from fuse.runtime.cpu.functions import addresses_of
 from fuse.runtime.cpu.tables import Tables, runner, scratch_bytes
-from fuse.runtime.libraries import LibraryProduct
-from fuse.runtime.steps import Place, ProductStep, Ref
+from fuse.runtime.programs.bindings import fastest
+from fuse.runtime.programs.call_code import replaced
+from fuse.runtime.programs.libraries import LibraryProduct
+from fuse.runtime.programs.steps import Place, ProductStep, Ref
 
 REST_OF_A_CALL = 4e-6
 """Seconds that a Python call costs a program besides its steps, for leaving native code and entering it again."""

@@ -21,11 +21,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse.kernel.lower import Declined, Kernel, lower, structure
-from fuse.runtime import tuning
+from fuse.runtime.building import tuning
 from fuse.runtime.cpu import blas_speed, processor
 from fuse.runtime.cpu.candidate_runs import Run, run_of_library, runs_of_kernels
 from fuse.runtime.cpu.candidates import kernels_of
-from fuse.runtime.single_operators import region_of
+from fuse.runtime.programs.single_operators import region_of
 
 aten = torch.ops.aten
 

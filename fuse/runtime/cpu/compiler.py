@@ -18,11 +18,11 @@ from contextvars import copy_context
 from pathlib import Path
 
 from fuse.errors import CompileFailed
-from fuse.runtime import cache
-from fuse.runtime.compiling import begin_compiling
+from fuse.runtime.building import cache
+from fuse.runtime.building.compiling import begin_compiling
+from fuse.runtime.building.interrupts import awaited, stopped_on_interrupt
 from fuse.runtime.cpu import processor, toolchain
 from fuse.runtime.cpu.toolchain import Toolchain
-from fuse.runtime.interrupts import awaited, stopped_on_interrupt
 
 # Part of every key: raise it when libraries built before must not be used any more.
 _FORMAT = "1"
@@ -46,7 +46,7 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
         CompilerMissing: there is no C++ compiler.
         CompileFailed: the compiler rejected the source, which is stored in a file named in the message, or exceeded its
             time limit; or the library could not be written or loaded.
-        NotYet: it is not cached, and the caller does not allow compiling now (:mod:`fuse.runtime.compiling`).
+        NotYet: it is not cached, and the caller does not allow compiling now (:mod:`fuse.runtime.building.compiling`).
 
     >>> build('extern "C" int twice(int x) { return 2 * x; }').twice(21)
     42

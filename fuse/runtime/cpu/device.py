@@ -1,4 +1,4 @@
-"""The ``Runtime`` of processors (:mod:`fuse.runtime.device`)."""
+"""The ``Runtime`` of processors (:mod:`fuse.runtime.programs.device`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fuse.runtime.cpu.blas import product
 from fuse.runtime.cpu.choice import lower_measured, preferred
 from fuse.runtime.cpu.functions import addresses_of
 from fuse.runtime.cpu.tables import Tables, runner, scratch_bytes
-from fuse.runtime.device import Empty, Runtime
+from fuse.runtime.programs.device import Empty, Runtime
 
 _guards: Any = torch._C._dynamo.guards
 empty: Empty = _guards._empty_strided_cpu

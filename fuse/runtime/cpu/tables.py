@@ -20,8 +20,8 @@ import torch
 
 from fuse.runtime.cpu.blas import gemm_address, gemm_batch_address
 from fuse.runtime.cpu.compiler import build
-from fuse.runtime.libraries import LibraryProduct
-from fuse.runtime.steps import CopyStep, KernelStep, Place, ProductStep, PythonStep, Step
+from fuse.runtime.programs.libraries import LibraryProduct
+from fuse.runtime.programs.steps import CopyStep, KernelStep, Place, ProductStep, PythonStep, Step
 
 _KERNEL, _COPY = 0, 1
 _PRODUCT = {torch.float32: 2, torch.float64: 3}

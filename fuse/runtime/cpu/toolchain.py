@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuse.errors import CompileFailed, CompilerMissing, FuseError
-from fuse.runtime import interrupts
-from fuse.runtime.cache import warn_once
+from fuse.runtime.building import interrupts
+from fuse.runtime.building.cache import warn_once
 from fuse.runtime.cpu import processor
 
 # Necessary for a correct library: contracting a*b+c would round otherwise than eager.

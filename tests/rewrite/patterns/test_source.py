@@ -15,7 +15,7 @@ import hashlib, time
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.forms import known_runs, takes_lists
 from fuse.rewrite.patterns.pattern_cache import source_of
-import fuse.runtime.cache
+import fuse.runtime.building.cache
 
 patterns = registry.registered()
 started = time.process_time()

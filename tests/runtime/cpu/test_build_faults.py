@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from fuse.errors import CompileFailed, CompilerMissing, FuseError
-from fuse.runtime import cache
+from fuse.runtime.building import cache
 from fuse.runtime.cpu import compiler, toolchain
 
 ANSWER = 'extern "C" int answer() { return 42; }'
@@ -269,7 +269,7 @@ def killed_at(step: str) -> str:
     """A program that is killed by the first call of one function, and calls it only halfway where that can be."""
     return textwrap.dedent(f"""
         import os, signal, sys, tempfile
-        from fuse.runtime import cache
+        from fuse.runtime.building import cache
         from fuse.runtime.cpu import compiler
 
         def die(*_, **__):

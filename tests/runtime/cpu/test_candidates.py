@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuse
 from fuse.kernel.lower import Kernel, lower
-from fuse.runtime import tuning
+from fuse.runtime.building import tuning
 from fuse.runtime.cpu.candidates import kernels_of
 
 Function = Callable[..., Any]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fuse
-from fuse.runtime import tuning
+from fuse.runtime.building import tuning
 from fuse.runtime.cpu import blas_speed, candidates, choice
 from fuse.testing import assert_fuses
 

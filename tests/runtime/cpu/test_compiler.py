@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fuse.errors import CompileFailed, FuseError
-from fuse.runtime import cache
+from fuse.runtime.building import cache
 from fuse.runtime.cpu import compiler, processor, toolchain
 
 ANSWER = 'extern "C" int answer() { return 42; }'

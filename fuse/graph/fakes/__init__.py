@@ -1,0 +1,1 @@
+"""Fake tensors: shape, strides and dtype without memory, as eager would give them."""

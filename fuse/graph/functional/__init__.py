@@ -1,0 +1,1 @@
+"""The functional form of what is recorded: bases and aliases, templates of repeated calls, steps left out."""

@@ -1,0 +1,1 @@
+"""Model files: reading, settings of their constants, example inputs."""

@@ -1,0 +1,1 @@
+"""The recording of one call, by a plan that each recording corrects."""

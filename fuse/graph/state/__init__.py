@@ -1,0 +1,1 @@
+"""Python's and autograd's state that ``forward`` reads or changes."""

@@ -1,0 +1,1 @@
+"""Arguments and results: taken apart into leaves and structure, and built anew."""

@@ -1,0 +1,1 @@
+"""Arithmetic of kernels: sizes, indices, and typed scalar expressions."""

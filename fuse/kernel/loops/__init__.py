@@ -1,0 +1,1 @@
+"""Kernels of whole loops: one step as values and stages."""

@@ -1,0 +1,1 @@
+"""Schedules: the loop nests that compute values."""

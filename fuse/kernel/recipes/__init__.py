@@ -1,0 +1,1 @@
+"""Recipes: ATen operators as values."""

@@ -1,0 +1,1 @@
+"""Training: a forward and a backward program as one node of autograd."""

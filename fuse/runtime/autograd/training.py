@@ -1,0 +1,397 @@
+"""Training: a forward and a backward program as one autograd node.
+
+    call      -> forward program  -> results and saved tensors
+    backward  -> backward program -> gradients of inputs and parameters    compiled in the background, awaited at first
+    use
+
+To autograd, the model is one function of its inputs and parameters, so that accumulation, hooks on leaves, clipping,
+loss scaling and optimizers work as usual. Autograd holds the saved tensors, and detects writes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fuse.gradients.absent import without
+from fuse.gradients.saved import settle
+from fuse.graph.backward.backward_graph import BackwardInput
+from fuse.graph.backward.joint import Joint
+from fuse.graph.locks import ForkedLock
+from fuse.graph.signature import Signature
+from fuse.kernel.sizes.sized import call_at_hand, lowering_of
+from fuse.runtime.autograd.autograd_node import CompiledCall, RaisedByHook, Ran, apply, transforms
+from fuse.runtime.autograd.differentiable import InputsOfCall, WithStatistics, dependent, refusal, same_values, versions
+from fuse.runtime.autograd.tangents import Tangent, is_batched, memory_like
+from fuse.runtime.guards.call_guards import picker
+from fuse.runtime.programs.input_effects import effects_on_inputs
+from fuse.runtime.programs.layout import same_layout
+from fuse.runtime.programs.predicted import KernelFailed, Mispredicted
+from fuse.runtime.programs.program import Program
+from fuse.runtime.programs.reference import Reference
+from fuse.runtime.programs.result_reconstruction import Reconstruction, reconstruct_leaves
+from fuse.runtime.programs.schedule import schedule
+from fuse.runtime.programs.steps import Fallback, Launches
+from fuse.runtime.resizing.schedule_numbers import SizedPart
+from fuse.runtime.resizing.sized_programs import SizedProgram
+
+Finish = Callable[[], Program | Reference]
+"""A function that waits until a program's kernels are compiled, and returns the program."""
+
+Begin = Callable[[GraphModule], Finish]
+
+CHANGED = "an input of the call was changed since"
+
+
+@dataclass
+class _Backward:
+    """The backward program for one set of tangents.
+
+    ``pick`` selects its inputs from ``(*saved tensors, *tangents)``; ``tangents`` are those among its inputs.
+    ``select`` selects None and the gradients of the forward placeholders from ``(*values, None)``. ``constants`` are
+    further inputs. ``written``: positions and layouts of the inputs that the call wrote. ``graph_later`` gives the
+    graph, which is made when it is needed if no graph was needed so far.
+    """
+
+    finish: Finish
+    graph_later: Callable[[], GraphModule]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    tangents: tuple[Tangent, ...]
+    select: Callable[[Sequence[Any]], tuple[Any, ...]]
+    constants: tuple[Tensor, ...]
+    written: tuple[tuple[int, Tensor], ...]
+
+    @cached_property
+    def program(self) -> Program | Reference:
+        return self.finish()
+
+    @property
+    def graph(self) -> GraphModule:
+        return self.graph_later()
+
+
+@dataclass(frozen=True)
+class RewrittenGraphs:
+    """The rewritten backward graph of a call, for a loss of all results.
+
+    ``given`` are its inputs. ``gradients``: for each forward placeholder, the position of its gradient among the
+    outputs.
+    """
+
+    given: tuple[BackwardInput, ...]
+    backward: GraphModule
+    gradients: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class SizedTraining:
+    """The forward and the backward program of a call at other sizes, and its :meth:`Training.graphs`, which are made
+    when they are needed. The tensors of the backward program have the layouts of tangents."""
+
+    forward: SizedProgram
+    backward: SizedProgram
+    graphs: Callable[[], Sequence[GraphModule]]
+
+
+@dataclass(eq=False)
+class Training:
+    """The forward program and the backward programs of one call.
+
+    ``rewrite`` runs the passes on a graph, ``begin`` starts the compilation of its program; both are called again for
+    each set of results that a loss uses. While the forward kernels are compiled, the backward graph for a loss of all
+    results is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already. With
+    ``sized``, both have programs, and ``joint`` and ``rewritten`` are those of a call at other sizes. ``twice``:
+    gradients of its gradients were taken.
+    """
+
+    joint: Joint
+    rewrite: Callable[[GraphModule], None]
+    begin: Begin
+    lock: ForkedLock
+    rewritten: RewrittenGraphs | None = None
+    sized: SizedTraining | None = None
+    twice: bool = False
+    program: Program | Reference = field(init=False)
+    signature: Signature = field(init=False)
+    rebuild: Reconstruction = field(init=False)
+
+    def __post_init__(self) -> None:
+        joint, forward, sized = self.joint, self.joint.forward, self.sized
+        self._call = call_at_hand()
+        assert joint.backward is not None
+        if self.rewritten is None:
+            self.rewrite(forward)
+        self.signature = sized.forward.signature if sized else forward.meta["signature"]
+        ready = self.rewritten
+        self.given = ready.given if ready else settle(forward, joint.backward, joint.given)
+        finish = (lambda: sized.forward.program) if sized else self.begin(forward)
+        self.rebuild = reconstruct_leaves(self.signature)
+        self._backwards: dict[frozenset[int], _Backward] = {}
+        self._layouts = self._layouts_in(joint.backward)
+        inputs_of_backward = zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=False)
+        self._written = {what.index: one.meta["val"] for what, one in inputs_of_backward if what.kind == "written"}
+        self._copies = {i: memory_like(layout) for i, layout in self._layouts.items()}
+        self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
+        self._tangents = {i: self._leaves.index(i) for i in self._layouts}
+        # Inputs without a gradient are detached, so that autograd does not follow them. If no input has a gradient, the
+        # results must require gradients all the same (``vector_norm(x, 0)``).
+        # Objects that get other data are saved themselves.
+        reassigned = frozenset(self.signature.reassigned)
+        changed = reassigned.union(one.input_index for one in self.signature.reshaped)
+        unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None and i not in reassigned)
+        self._unlinked = unlinked if len(unlinked) < len(joint.gradients) else ()
+        self.constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.requires_grad)
+        bases = [self.signature.outputs[i].index for i in self._leaves]
+        saved = {what.index for what in self.given if what.kind == "saved"}
+        self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
+        self.leaves = self._leaves_of(bases)
+        inputs = len(self.signature.inputs)
+        kept = [what for what in self.given if what.kind != "tangent"]
+        self.saved = picker([what.index + (inputs if what.kind == "saved" else 0) for what in kept])
+        self.outgoing = tuple(n for n, what in enumerate(kept) if what.kind == "input" and what.index in changed)
+        self.saved_inputs = {what.index: number for number, what in enumerate(kept) if what.kind == "input"}
+        self.effects = effects_on_inputs(self.signature)
+        self.written = frozenset(mutation.input_index for mutation in self.signature.mutations)
+        self.not_saved = tuple(i for i in range(inputs) if i not in self.saved_inputs)
+        self.given_alone = picker(self.not_saved)
+        self.unchanged = picker([i for i in self.not_saved if i not in self.written])
+        ready = ready or RewrittenGraphs(self.given, *self._rewritten_backward(frozenset()))
+        self.rewritten = ready
+        self._backward = self._begun(ready.backward, ready.gradients, frozenset(), sized)
+        self.program = finish()
+        if isinstance(self.program, Program):
+            written = (mutation.value_index for mutation in self.signature.mutations)
+            self.program.save_in_blocks(saved.difference(bases, written))
+
+    def _layouts_in(self, backward: GraphModule) -> dict[int, Tensor]:
+        """Fake tensors of the tangents' layouts in a backward graph, by result."""
+        results = [what.index for what in self.given if what.kind == "tangent"]
+        if self.sized is not None:
+            return dict(zip(results, self.sized.backward.tensors, strict=True))
+        # A rewritten graph has constants of passes as further inputs at the end.
+        inputs = zip(self.given, backward.graph.find_nodes(op="placeholder"), strict=self.rewritten is None)
+        return {what.index: node.meta["val"] for what, node in inputs if what.kind == "tangent"}
+
+    def run(self, tensors: Sequence[Tensor], containers: Sequence[Any] = ()) -> tuple[Any, Launches | int, Ran]:
+        """Run the forward program as an autograd node: the model's result, the launches, and the record of the call."""
+        ran = Ran(self)
+        linked = tensors
+        for i in self._unlinked:
+            if linked[i].requires_grad:
+                linked = [*linked[:i], linked[i].detach(), *linked[i + 1 :]]
+        try:
+            leaves = (CompiledCall.apply if transforms() else apply)(ran, *linked)
+        except Exception as error:
+            if ran.saves:
+                raise RaisedByHook(error) from error
+            raise
+        return self.rebuild(leaves, (*tensors, *containers)), ran.launches, ran
+
+    def wait(self) -> None:
+        """Wait until the backward program for a loss of all results is compiled.
+
+        Raises:
+            NotYet: kernels would have to be compiled, which the caller does not allow now.
+        """
+        _ = self._backward.program
+
+    def _leaves_of(self, bases: Sequence[int]) -> Callable[[Sequence[Tensor | None]], tuple[Any, ...]]:
+        """A function that selects the new tensors of the model's result from the values of the forward graph."""
+        if self._shared or any(self.signature.outputs[i].view for i in self._leaves):
+            return lambda values: tuple(self._leaf(i, values) for i in self._leaves)
+        return picker(bases)
+
+    def _leaf(self, position: int, values: Sequence[Tensor | None]) -> Tensor:
+        spec = self.signature.outputs[position]
+        whole, view = values[spec.index], spec.view
+        assert whole is not None
+        if position not in self.joint.requires_grad and spec.index in self._shared:
+            whole = whole.detach()  # another result that shares its memory may require gradients
+        if view is None:
+            return whole
+        offset = whole.storage_offset() + view.offset
+        if spec.index in self._shared:  # autograd must know which results share memory
+            return whole.as_strided(view.size, view.stride, offset)
+        return whole.new_empty(0).set_(whole.untyped_storage(), offset, view.size, view.stride)
+
+    def backward(self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], ran: Ran) -> tuple[Any, ...]:
+        """Run the backward program: None, then the gradients of the placeholders, as autograd expects them."""
+        chosen = self._backward if self._tangents else None
+        for number in self._tangents.values():
+            if tangents[number] is None:
+                chosen = self._backward_for(tangents)
+                break
+        if chosen is None:
+            return (None,) * (1 + len(self.signature.inputs))
+        inputs = [*chosen.pick((*saved, *tangents)), *chosen.constants]
+        copies = 0
+        program = chosen.program
+        try:
+            for tangent in chosen.tangents:
+                inputs[tangent.position], copied = tangent.laid_out(inputs[tangent.position], program)
+                copies += copied
+            for position, layout in chosen.written:
+                if not same_layout(inputs[position], layout):
+                    raise Mispredicted("another call", "", "an input another layout")
+            values, launches = program.run(inputs)
+            fallbacks = program.fallbacks
+        except (Mispredicted, KernelFailed) as error:
+            reference = Reference(chosen.graph, Fallback("backward", "", f"{type(error).__name__}: {error}"))
+            values, launches = reference.run(inputs)
+            fallbacks = reference.fallbacks
+        except RuntimeError:  # batched gradients have no memory of their own
+            inputs = [*chosen.pick((*saved, *tangents)), *chosen.constants]
+            if not any(is_batched(inputs[tangent.position]) for tangent in chosen.tangents):
+                raise
+            return chosen.select((*chosen.graph(*inputs), None))
+        ran.launched, ran.copies = launches, copies
+        ran.regions, ran.fallbacks = program.regions, fallbacks
+        return chosen.select((*values, None))
+
+    def differentiable(
+        self,
+        saved: Sequence[Tensor],
+        tangents: Sequence[Tensor | None],
+        inputs: InputsOfCall,
+        before: Sequence[int | None],
+    ) -> tuple[Any, ...] | str:
+        """As :meth:`backward`, but the gradients have a history; or the reason why they cannot have one.
+
+        ``before``: the versions that the ``unchanged`` inputs had in the call.
+        """
+        chosen = self._backward_for(tangents)
+        if chosen is None:
+            return (None,) * (1 + len(self.signature.inputs))
+        if self.signature.reshaped:
+            return CHANGED
+        forward = self.graphs()[0]
+        if reason := self.joint.eagers or refusal((forward, chosen.graph)):
+            return reason
+        tensors = inputs.tensors()
+        if isinstance(tensors, str):
+            return tensors
+        if versions(self.unchanged(tensors)) != before:
+            return CHANGED
+        with WithStatistics():
+            computed = self.saved((*tensors, *forward(*tensors)))
+        if self._reads_written(computed):
+            return "the call writes to an input that it reads"
+        if (again := same_values(computed, saved)) is None:
+            return CHANGED
+        given = [*chosen.pick((*again, *tangents)), *chosen.constants]
+        for tangent in chosen.tangents:
+            given[tangent.position] = tangent.with_history(given[tangent.position])
+        with WithStatistics():
+            return chosen.select((*chosen.graph(*given), None))
+
+    def _reads_written(self, again: Sequence[Tensor]) -> bool:
+        """Whether values with a history, computed ``again``, depend on inputs that the call has written meanwhile."""
+        found = dependent(self.graphs()[0], self.written)
+        kept = (what for what in self.given if what.kind != "tangent")
+        return any(
+            one.requires_grad and what.kind == "saved" and what.index in found
+            for one, what in zip(again, kept, strict=True)
+        )
+
+    def _backward_for(self, tangents: Sequence[Tensor | None]) -> _Backward | None:
+        """The backward program for a loss of the results that have gradients; None if no result has one."""
+        missing = frozenset(i for i, number in self._tangents.items() if tangents[number] is None)
+        if len(missing) == len(self._tangents):
+            return None
+        if not missing:
+            return self._backward
+        with self.lock:
+            if missing not in self._backwards:
+                with lowering_of(self._call):  # autograd's threads have no current call
+                    self._backwards[missing] = self._begun(*self._rewritten_backward(missing), missing)
+            return self._backwards[missing]
+
+    def _rewritten_backward(self, missing: frozenset[int]) -> tuple[GraphModule, tuple[int | None, ...]]:
+        """The backward graph for a loss without the results ``missing``, and for each forward placeholder the position
+        of its gradient."""
+        raw = self.graphs()[-1] if self.sized else self.joint.backward
+        assert raw is not None
+        absent = [i for i, what in enumerate(self.given) if what.kind == "tangent" and what.index in missing]
+        graph, kept = without(raw, absent, copied=len(self._layouts) > 1)
+        self.rewrite(graph)
+        inputs = self.signature.inputs
+        gradients = tuple(None if i is None else kept[i] for i in self.joint.gradients)
+        added = (None,) * (len(inputs) - len(gradients))  # constants of passes
+        return graph, gradients + added
+
+    def _begun(
+        self,
+        graph: GraphModule,
+        gradients: Sequence[int | None],
+        missing: frozenset[int],
+        sized: SizedTraining | None = None,
+    ) -> _Backward:
+        signature: Signature = sized.backward.signature if sized else graph.meta["signature"]
+        constants = tuple(spec.value for spec in signature.inputs if spec.value is not None)
+        saved = sum(what.kind != "tangent" for what in self.given)
+        positions, tangents, number = [], [], 0
+        written = tuple((i, self._written[what.index]) for i, what in enumerate(self.given) if what.kind == "written")
+        for what in self.given:
+            if what.kind != "tangent":
+                positions.append(number)
+                number += 1
+            elif what.index not in missing:
+                tangents.append(Tangent(len(positions), self._layouts[what.index], self._copies[what.index]))
+                positions.append(saved + self._tangents[what.index])
+        select = picker([-1, *(-1 if i is None else i for i in gradients)])
+        finish = (lambda: sized.backward.program) if sized else self.begin(graph)
+        graph_later = (lambda: self.graphs()[1]) if sized else (lambda: graph)
+        return _Backward(finish, graph_later, picker(positions), tuple(tangents), select, constants, written)
+
+    # ---- other sizes -----------------------------------------------------------------------------------------------
+
+    def graphs(self) -> tuple[GraphModule, ...]:
+        """The graphs that differ between sizes: the forward graph, the backward graph for a loss of all results, and
+        that graph before the passes, from which others are made."""
+        if self.sized is not None:
+            return self._graphs_at_sizes
+        assert self.rewritten is not None
+        assert self.joint.backward is not None
+        own = () if self.joint.backward is self.rewritten.backward else (self.joint.backward,)
+        return self.joint.forward, self.rewritten.backward, *own
+
+    @cached_property
+    def _graphs_at_sizes(self) -> tuple[GraphModule, ...]:
+        assert self.sized is not None
+        return tuple(self.sized.graphs())
+
+    def parts(self, graphs: Sequence[GraphModule] = ()) -> tuple[SizedPart, ...]:
+        """The schedules of the first two :meth:`graphs`, or of these graphs at other sizes.
+
+        There are none if a graph is run op by op.
+        """
+        forward, backward, *_ = graphs or self.graphs()
+        programs = [one for one in (self.program, self._backward.program) if isinstance(one, Program)]
+        if len(programs) < 2 or self._written:
+            return ()
+        plans = [schedule(forward), schedule(backward)] if graphs else [one.schedule for one in programs]
+        tangents = tuple(self._layouts_in(backward).values())
+        own: Signature = backward.meta["signature"]
+        return SizedPart(plans[0], forward.meta["signature"]), SizedPart(plans[1], own, tangents)
+
+    def at_sizes(self, sized: SizedTraining) -> Training:
+        """The training of such a call at other sizes, with these programs."""
+        return Training(self.joint, self.rewrite, self.begin, self.lock, self.rewritten, sized)
+
+    def extra(self) -> str:
+        """Further facts that must be equal for calls at other sizes, as a text."""
+        assert self.rewritten is not None
+        joint, ready = self.joint, self.rewritten
+        return repr((joint.gradients, sorted(joint.requires_grad), ready.given, ready.gradients))
+
+    def with_graphs(self, graphs: Sequence[GraphModule]) -> Training:
+        """The training of such a call at other sizes, with these :meth:`graphs`."""
+        assert self.rewritten is not None
+        forward, backward, *own = graphs
+        joint = replace(self.joint, forward=forward, backward=own[0] if own else backward)
+        return Training(joint, self.rewrite, self.begin, self.lock, replace(self.rewritten, backward=backward))

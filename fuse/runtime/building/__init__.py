@@ -1,0 +1,1 @@
+"""Compiling kernels once: the cache of built libraries, measurements that choose between candidates, interrupts."""

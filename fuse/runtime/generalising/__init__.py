@@ -1,0 +1,1 @@
+"""One graph for all sizes between captured ones."""

@@ -1,0 +1,1 @@
+"""Programs: a graph with regions as steps over buffers, and the calls that run them."""

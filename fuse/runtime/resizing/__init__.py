@@ -1,0 +1,1 @@
+"""Programs for further sizes: graphs, schedules and calls as texts without numbers, and their numbers."""

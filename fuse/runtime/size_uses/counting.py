@@ -1,0 +1,144 @@
+"""Replacements of ``range``, ``len``, ``enumerate`` and ``zip`` that count in symbolic sizes (extents).
+
+    for t in range(x.shape[0]):      t is 0, 1, 2, ... and in the last step n0 - 1
+        out.append(cell(x[t]))
+    if len(out) == 17:               len(out) is n0, the only size with the value of the list's length
+        return out[0]
+
+They are used while ``forward`` runs with symbolic sizes, because these functions count without reading a size. In all
+but the last step, a count is a plain number: code that depends on it changes the graph of every longer loop too. That
+is not so for a count that is taken from the end of a list (``list(range(n))[-2]``): such a list records the number of
+steps. Where all numbers that ``forward`` computes are kept, a plain one would be missing, so that any loop records it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuse.kernel.arithmetic.extents import Extent, pinned, plain
+from fuse.runtime.size_uses.watched_integers import WatchedInteger, symbolic
+
+_LONG = (list, tuple, dict, set, deque)
+_range, _len, _enumerate, _zip = builtins.range, builtins.len, builtins.enumerate, builtins.zip
+
+
+def counting(rows: Callable[[Tensor], int], known: Callable[[int], int]) -> dict[str, Any]:
+    """The replacements, by the names of Python's functions.
+
+    ``rows`` maps a tensor to its first size as ``forward`` sees it. ``known`` maps the length of a list: to a symbolic
+    size if one has this value. Both return the number unchanged for callers such as other threads.
+    """
+
+    def length(of: Any, /) -> int:
+        found = _len(of)
+        if isinstance(of, _SymbolicRange):
+            return of.count
+        if isinstance(of, Tensor):
+            return rows(of)
+        return known(found) if isinstance(of, _LONG) and not isinstance(of, torch.Size) else found
+
+    def numbered(of: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
+        if isinstance(of, Tensor):
+            _pin_if_kept(rows(of))
+        for position, item, is_last in _with_last(of):
+            count = position if not is_last else (rows(of) if isinstance(of, Tensor) else known(position + 1)) - 1
+            yield count + start, item
+
+    def zipped(*of: Any, **how: bool) -> Iterator[tuple[Any, ...]]:
+        ranges = {position: _own(one) for position, one in _enumerate(of) if isinstance(one, (_range, _SymbolicRange))}
+        for position, items, is_last in _with_last(_zip(*of, **how)):
+            ends = {at: own.start + own.step * (known(position + 1) - 1) for at, own in ranges.items() if is_last}
+            yield tuple(item if _is_symbolic(item) else ends.get(at, item) for at, item in _enumerate(items))
+
+    return {"range": _Range, "len": length, "enumerate": numbered, "zip": zipped}
+
+
+def _pin_if_kept(steps: Any) -> None:
+    """Pin the number of steps if all numbers that are computed are kept: most of its counts are plain."""
+    number = symbolic(steps)
+    if isinstance(number, Extent) and number.conditions.computed is not None:
+        pinned(number)
+
+
+def _is_symbolic(number: Any) -> bool:
+    return isinstance(number, Extent) or type(number) is WatchedInteger
+
+
+def _with_last(of: Any) -> Iterator[tuple[int, Any, bool]]:
+    """The items with their positions, and whether each is the last one.
+
+    >>> list(_with_last("ab"))
+    [(0, 'a', False), (1, 'b', True)]
+    """
+    items = iter(of)
+    end = object()
+    item, position = next(items, end), 0
+    while item is not end:
+        following = next(items, end)
+        yield position, item, following is end
+        item, position = following, position + 1
+
+
+class _AsRange(type):
+    """Metaclass of the replacement of ``range``: instances are Python's ranges and symbolic ranges."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type(instance) in (_range, _SymbolicRange)
+
+    def __call__(cls, *bounds: Any) -> Any:
+        made = _range(*(plain(symbolic(bound)) for bound in bounds))
+        return _SymbolicRange(made, bounds) if any(map(_is_symbolic, bounds)) and made else made
+
+
+class _Range(metaclass=_AsRange):
+    """Replacement of Python's ``range``."""
+
+
+class _SymbolicRange:
+    """A range up to a symbolic bound: its last number is symbolic, the others are plain."""
+
+    def __init__(self, own: range, bounds: tuple[int, ...]) -> None:
+        start, stop = bounds[:2] if _len(bounds) > 1 else (0, bounds[0])
+        step = bounds[2] if _len(bounds) > 2 else 1
+        steps = (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
+        self.count = steps
+        self._own = own
+        self._last = start + (steps - 1) * step
+
+    def __iter__(self) -> Iterator[int]:
+        _pin_if_kept(self.count)
+        yield from self._own[:-1]
+        yield self._last
+
+    def __reversed__(self) -> Iterator[int]:
+        _pin_if_kept(self.count)
+        yield self._last
+        yield from reversed(self._own[:-1])
+
+    def __len__(self) -> int:
+        pinned(symbolic(self.count))  # it becomes a list: ``len`` itself is replaced
+        return _len(self._own)
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return list(self)[position]
+        number = self._own[plain(symbolic(position))]
+        if plain(symbolic(position)) < 0:
+            return self._last + (position + 1) * self._own.step
+        if number == self._own[-1]:
+            return self._last
+        _pin_if_kept(self.count)
+        return number
+
+    def __contains__(self, number: object) -> bool:
+        return any(one == number for one in self)
+
+
+def _own(steps: range | _SymbolicRange) -> range:
+    return steps._own if isinstance(steps, _SymbolicRange) else steps

@@ -1,0 +1,322 @@
+"""Record the comparisons of sizes in ``forward``, by running it with symbolic sizes (extents).
+
+    if x.shape[0] > 100:               recorded:  not n0 > 100
+        x = x[:100]
+    for t in range(len(x)):            nothing is recorded: the loop has as many steps as the size
+        h = cell(x[t], h)
+    return h / math.sqrt(x.shape[0])   recorded: n0 == 37, so that other sizes are captured
+
+Sizes are symbolic in the Python code of the model and its libraries, and plain within operators. ``counting.py``
+replaces Python's counting functions, and ``unrecorded_uses.py`` refuses uses of sizes that cannot be recorded. Where an
+integer argument varies, it and all sizes are watched (``watched_integers.py``).
+
+Where numbers of the graph are what ``forward`` computes by divisions (:mod:`fuse.runtime.size_uses.forward_numbers`),
+sizes are watched as well, and each tensor tells its own (``sizes_of_fakes.py``). The captured graph is discarded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fuse.graph.backward.joint import JointRecorder
+from fuse.graph.capture import prepared
+from fuse.graph.patches.patched import in_this_thread, patched
+from fuse.graph.recording.recorder import Recorder
+from fuse.graph.recording.recording_plan import Plan, settled
+from fuse.graph.structure.arguments import flatten_arguments
+from fuse.kernel.arithmetic.extents import LEAST_LOWERED, Conditions, Extent
+from fuse.runtime.size_uses.counting import counting
+from fuse.runtime.size_uses.forward_numbers import UNKNOWN
+from fuse.runtime.size_uses.sizes_of_fakes import CUTS, CUTTING, SizesOfFakes
+from fuse.runtime.size_uses.unrecorded_uses import recording_uses
+from fuse.runtime.size_uses.watched_integers import WatchedInteger, passed, watched
+
+
+class Unfollowed(Exception):
+    """Sizes were used in a way that cannot be recorded."""
+
+
+Formulas = Mapping[int, Any]
+"""By the value of a size in the current call: an extent if it has a formula, or a number if it is constant."""
+
+
+def size_conditions(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    formulas: Formulas,
+    integers: Sequence[Any],
+    conditions: Conditions,
+    gradients: bool,
+    layouts: Sequence[Any] = (),
+) -> tuple[int, ...] | None:
+    """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
+
+    ``integers`` are the integer arguments, extents where they vary. With ``gradients``, the call is captured with its
+    gradients, on which ``forward`` may depend.
+
+    Where ``conditions`` keep what is computed, sizes are watched, and ``layouts`` are those of the tensors, as extents.
+    Returns the lengths of lists that ``forward`` got as plain numbers; None if ``conditions`` do not have all numbers
+    that it computes: a size that it read was told by its value, or one that an operator was told may not be its own.
+
+    Raises:
+        Unfollowed: a size without a formula was compared, or a use cannot be recorded.
+        CaptureError: the call cannot be captured.
+    """
+    following = _Following(formulas, integers, conditions)
+    if conditions.computed is not None:
+        following.give((args, kwargs), layouts)
+
+    def record(plan: Plan) -> Any:
+        with prepared(model, args, kwargs) as fake_mode:
+            follower = _TrainedFollower if gradients else _Follower
+            return follower(model, fake_mode, plan, following).run(args, dict(kwargs))
+
+    settled(record, ())
+    following.check()
+    return tuple(following.lengths) if following.told else None
+
+
+class _Following:
+    """Source of the sizes that fake tensors return in one thread: symbolic in user code, plain in operators."""
+
+    def __init__(self, formulas: Formulas, integers: Sequence[Any], conditions: Conditions) -> None:
+        self._formulas = formulas
+        self.watches = any(isinstance(one, Extent) for one in integers) or conditions.computed is not None
+        self._integers = iter(integers)
+        self._running: dict[FrameType, Any] = {}  # the function of C that each frame calls now
+        self._conditions = conditions
+        self._fakes = SizesOfFakes(conditions) if conditions.computed is not None else None
+        self._given: dict[int, list[Any]] = {}  # by ``id`` of an argument: its sizes
+        self._unknown: dict[int, Any] = {}
+        self._thread = threading.get_ident()
+        self._plain = 1
+        self._refused: list[str] = []
+        self.told = True
+        self.lengths: list[int] = []
+
+    def give(self, arguments: Any, layouts: Sequence[Any]) -> None:
+        """Note the sizes of the arguments, of which ``layouts`` has sizes and strides."""
+        rest = iter(layouts)
+        for leaf in flatten_arguments(*arguments)[0]:
+            if isinstance(leaf, Tensor) and id(leaf) not in self._given:
+                self._given[id(leaf)], _ = ([next(rest) for _ in range(leaf.dim())] for _ in range(2))
+
+    def argument(self, leaf: Any, fake: Any) -> None:
+        """Note that an argument has become this fake tensor."""
+        if self._fakes is not None and id(leaf) in self._given:
+            self._fakes.note(fake, self._given[id(leaf)])
+
+    def made(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Note what an operator made."""
+        if self._fakes is not None and threading.get_ident() == self._thread:
+            cuts = op in CUTS and self._fakes.varies(op, args, kwargs)
+            self.told = self.told and not (cuts and self._computes())
+            self._fakes.made(op, args, kwargs, result)
+
+    def _computes(self) -> bool:
+        """Whether a function of C runs that may compute where a tensor is cut."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame not in self._running and _is_ours(frame):
+            frame = frame.f_back
+        called = self._running.get(frame) if frame is not None else None
+        return called is not None and called.__name__ not in CUTTING
+
+    def sizes(self, tensor: Tensor) -> tuple[Any, ...]:
+        """The sizes of a tensor as ``forward`` sees them."""
+        shape = tuple(Tensor.size(tensor))
+        if self._plain or threading.get_ident() != self._thread:
+            return shape
+        told = (self._fakes.of(tensor) if self._fakes is not None else None) or (None,) * len(shape)
+        return tuple(self.number(n) if own is None else self._seen(own) for n, own in zip(shape, told, strict=True))
+
+    def number(self, number: int) -> Any:
+        """A number of a layout as ``forward`` sees it, by its value."""
+        if self._plain or threading.get_ident() != self._thread or number < LEAST_LOWERED:
+            return number
+        found = self._formulas.get(number)
+        if found is None:
+            if number not in self._unknown:
+                self._unknown[number] = self._conditions.size(f"{UNKNOWN}{len(self._unknown)}", number)
+            found = self._unknown[number]
+        self._guess(isinstance(found, Extent), number)
+        return self._seen(found)
+
+    def _guess(self, varies: bool, number: int) -> None:
+        """Note that a size is told by its value, which may be that of another one."""
+        if varies or (self._fakes is not None and self._fakes.has(number)):
+            self.told = False
+
+    def integer(self) -> Any:
+        """The next integer argument as ``forward`` sees it."""
+        return self._seen(next(self._integers))
+
+    def _seen(self, number: Any) -> Any:
+        if isinstance(number, Extent) and self._fakes is not None:
+            self._fakes.give(number)
+        return watched(number, self._running.get) if self.watches else number
+
+    def known(self, number: int) -> Any:
+        """The length of a list as ``forward`` sees it: a size, if one has this value."""
+        if number in self._formulas:
+            return self.number(number)
+        self._guess(False, number)
+        self.lengths.append(number)
+        return number
+
+    def check(self) -> None:
+        """Raise ``Unfollowed`` if a use of a size was not recorded."""
+        if self._refused:
+            raise Unfollowed(self._refused[0])
+        if sum(UNKNOWN in text for text in self._conditions.noted) > len(
+            self._unknown
+        ):  # one condition each is expected
+            raise Unfollowed("a size without a formula is compared")
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """A context in which fake tensors return symbolic sizes."""
+        names = counting(lambda tensor: self.sizes(tensor)[0], self.known)
+        indexing = _indexing() if self.watches else contextlib.nullcontext()
+        chunking = _chunking() if self._fakes is not None else contextlib.nullcontext()
+        with patched(FakeTensor, _answers(self.sizes, self.number)), indexing, chunking:
+            self._plain -= 1
+            try:
+                with recording_uses(self._refused.append, lambda: self._plain > 0, names, self._running, self.watches):
+                    yield
+            finally:
+                self._plain += 1
+
+    @contextlib.contextmanager
+    def plainly(self) -> Iterator[None]:
+        """A context in which sizes are plain numbers."""
+        self._plain += 1
+        try:
+            yield
+        finally:
+            self._plain -= 1
+
+
+class _Size(tuple[int, ...]):
+    """A shape of symbolic sizes with a symbolic ``numel``; ``torch.Size`` cannot be subclassed."""
+
+    @property  # type: ignore[misc]  # what ``isinstance`` asks
+    def __class__(self) -> type:
+        return torch.Size
+
+    def numel(self) -> int:
+        return math.prod(self)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return _Size(found) if isinstance(place, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return _Size((*self, *other))
+
+
+@contextlib.contextmanager
+def _chunking() -> Iterator[None]:
+    """A context in which tensors compute the sizes of chunks in Python, as C++ does."""
+
+    def chunk(tensor: Tensor, chunks: int, dim: int = 0) -> Any:
+        size = tensor.shape[dim]
+        return own(tensor, chunks, dim) if type(size) is int else tensor.split((size + chunks - 1) // chunks, dim)
+
+    own = Tensor.chunk
+    with patched(Tensor, {"chunk": in_this_thread(chunk, own)}), patched(torch, {"chunk": in_this_thread(chunk, own)}):
+        yield
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(("fuse.", "torch.utils."))
+
+
+def _answers(sizes: Callable[[Tensor], tuple[Any, ...]], number: Callable[[int], Any]) -> dict[str, Any]:
+    """Attributes of fake tensors with sizes as ``sizes`` gives them, and other numbers as ``number`` does, by name."""
+
+    def shape(tensor: Tensor) -> _Size:
+        return _Size(sizes(tensor))
+
+    def size(tensor: Tensor, dim: int | None = None) -> Any:
+        return shape(tensor) if dim is None else sizes(tensor)[int(dim)]
+
+    def stride(tensor: Tensor, dim: int | None = None) -> Any:
+        return tuple(map(number, Tensor.stride(tensor))) if dim is None else number(Tensor.stride(tensor, int(dim)))
+
+    def numel(tensor: Tensor) -> Any:
+        return shape(tensor).numel()
+
+    return {
+        "shape": property(shape),
+        "size": size,
+        "stride": stride,
+        "numel": numel,
+        "nelement": numel,
+        "nbytes": property(lambda tensor: numel(tensor) * tensor.itemsize),
+        "storage_offset": lambda tensor: number(int(Tensor.storage_offset(tensor))),
+    }
+
+
+@contextlib.contextmanager
+def _indexing() -> Iterator[None]:
+    """A context in which tensors take watched integers in indices; those of the model's attributes may be no fakes."""
+    with contextlib.ExitStack() as layers:
+        for owner in (Tensor, FakeTensor):
+            layers.enter_context(patched(owner, _indexed(owner.__getitem__, owner.__setitem__)))
+        yield
+
+
+def _indexed(get: Callable[..., Any], put: Callable[..., Any]) -> dict[str, Any]:
+    """Methods of tensors for indices with watched integers, by name."""
+    return {
+        "__getitem__": in_this_thread(lambda tensor, index: get(tensor, passed(index)), get),
+        "__setitem__": in_this_thread(lambda tensor, index, value: put(tensor, passed(index), passed(value)), put),
+    }
+
+
+class _Follower(Recorder):
+    """Recorder of a call with symbolic sizes."""
+
+    def __init__(self, model: nn.Module, fake_mode: Any, plan: Plan, following: _Following) -> None:
+        super().__init__(model, fake_mode, plan)
+        self._following = following
+
+    def _argument(self, name: str, index: int, leaf: Any) -> Any:
+        if type(leaf) is int:
+            return self._following.integer()
+        found = super()._argument(name, index, leaf)
+        self._following.argument(leaf, found)
+        return found
+
+    @contextlib.contextmanager
+    def _read_state(self, arguments: Mapping[str, Any]) -> Iterator[None]:
+        held = {name: value for name, value in arguments.items() if type(value) is not WatchedInteger}
+        with super()._read_state(held), self._following.answering():
+            yield
+
+    def _finish(self, result: Any) -> GraphModule:
+        return super()._finish(pytree.tree_map_only(WatchedInteger, passed, result))
+
+    def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with self._following.plainly():
+            result = super()._dispatched(op, args, kwargs)
+            self._following.made(op, args, kwargs, result)
+            return result
+
+
+class _TrainedFollower(_Follower, JointRecorder):
+    """Recorder of a call with symbolic sizes and gradients."""

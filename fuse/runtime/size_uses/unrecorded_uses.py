@@ -1,0 +1,228 @@
+"""Uses of symbolic sizes that are not recorded by themselves: they are recorded here, or refused.
+
+    math.log2(x.shape[0])            C code reads the number: recorded as n0 == 37
+    from math import log2            a function under its own name cannot be replaced: refused
+    for step in x: steps += 1        counts steps without reading a size: refused
+    self.factors[x.shape[0]]         indexing of lists, strings and arrays reads the number: refused
+    "bias_%d" % x.shape[0]           formatting by an operator reads the number: refused
+    type(x.shape[0]) is int          is false for a symbolic size: refused
+    torch.numel(x)                   returns a plain number: refused
+    with saved_tensors_hooks(p, u)   u runs in the backward pass, which is not recorded: refused
+
+If a use is refused, the calls of the model are captured at each size.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import functools
+import itertools
+import math
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+from fuse.graph.patches.patched import patched
+from fuse.kernel.arithmetic.extents import pinned
+
+_MATH = {
+    name: getattr(math, name)
+    for name in ("comb", "factorial", "gcd", "isqrt", "lcm", "ldexp", "log", "log10", "log2", "perm")
+}
+_BUILTIN = {name: getattr(builtins, name) for name in ("bin", "chr", "hex", "oct")}
+_READERS = frozenset({*_MATH.values(), *_BUILTIN.values()})
+_SIZE_GETTERS = frozenset({"is_same_size", "numel", "nelement", "size", "storage_offset", "stride", "untyped_storage"})
+"""Functions that return sizes of tensors as plain numbers."""
+_NUMBER_IN_TEXT = re.compile(r"%[^%]*?[diouxXc]")
+_HOOKING = "_push_saved_tensors_default_hooks"
+
+
+@contextlib.contextmanager
+def recording_uses(
+    refuse: Callable[[str], None],
+    is_plain: Callable[[], bool],
+    counting: Mapping[str, Any],
+    running: dict[FrameType, Any],
+    watched: bool,
+) -> Iterator[None]:
+    """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
+
+    ``is_plain`` returns whether sizes are plain numbers now. ``counting`` are replacements of Python's counting
+    functions, by name. They are added to the globals of the code that runs, so that other code of the process keeps
+    Python's. ``running`` gets the function of C that each frame calls now. Where sizes are ``watched`` integers, these
+    record look-ups in tables by themselves.
+    """
+    names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
+    given: dict[int, tuple[dict[str, Any], list[str]]] = {}
+    if sys.getprofile() is not None:
+        refuse("a Python profiler is active")
+        yield
+        return
+
+    def watch(frame: FrameType, event: str, called: Any) -> None:
+        if is_plain():
+            return
+        running.pop(frame, None)
+        if event == "c_call":
+            running[frame] = called
+        if event not in ("call", "c_call"):
+            return
+        if event == "c_call" and called.__name__ == _HOOKING:
+            refuse("saved tensors have hooks")
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        if module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__"):
+            return
+        if event == "call":
+            if id(frame.f_globals) not in given:
+                added = [name for name in names if name not in frame.f_globals]
+                given[id(frame.f_globals)] = frame.f_globals, added
+                frame.f_globals.update({name: names[name] for name in added})
+            if _counts(frame.f_code) or _counts_on(frame):
+                refuse(f"{frame.f_code.co_name} counts")
+            elif _formats_or_asks_types(frame.f_code) or (not watched and _looks_up_in_tables(frame)):
+                refuse(f"{frame.f_code.co_name} reads sizes as plain numbers")
+        elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
+            refuse(f"{frame.f_code.co_name} calls {called.__name__}")
+
+    try:
+        with patched(math, {name: _recording(own) for name, own in _MATH.items()}):
+            sys.setprofile(watch)
+            yield
+    finally:
+        sys.setprofile(None)
+        running.clear()
+        for of, added in given.values():
+            for name in added:
+                if of.get(name) is names[name]:
+                    del of[name]
+
+
+def _recording(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def noting(*numbers: Any) -> Any:
+        return own(*map(pinned, numbers))
+
+    return noting
+
+
+def _counts_on(frame: FrameType) -> bool:
+    names = frame.f_code.co_names
+    return "count" in names and ("itertools" in names or frame.f_globals.get("count") is itertools.count)
+
+
+@functools.lru_cache(maxsize=4096)
+def _counts(code: CodeType) -> bool:
+    """Whether code counts the steps of a loop: adds a constant in each, or yields or lists one for each.
+
+    >>> def steps(x):
+    ...     n = 0
+    ...     for _ in x:
+    ...         n += 1
+    ...     return n
+    >>> def last(x):
+    ...     n = len(x) - 1
+    ...     for y in x:
+    ...         y = y * 2
+    ...     return y + n
+    >>> _counts(steps.__code__), _counts(last.__code__)
+    (True, False)
+    """
+    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    loops = [(one.argval, one.offset) for one in found if "JUMP_BACKWARD" in one.opname]
+    for place, one in enumerate(found[:-1]):
+        if not one.opname.startswith("LOAD_") or type(one.argval) is not int or "CONST" not in one.opname:
+            continue
+        then, stored = found[place + 1], found[place + 2] if place + 2 < len(found) else None
+        if then.opname in ("YIELD_VALUE", "LIST_APPEND"):
+            return True
+        if then.opname != "BINARY_OP" or stored is None:
+            continue
+        inside = any(start <= one.offset <= end for start, end in loops)
+        again = stored.opname.startswith("STORE_") and place and found[place - 1].argval == stored.argval
+        lasting = stored.opname in ("STORE_DEREF", "STORE_GLOBAL", "SWAP")
+        if (then.argrepr in ("+=", "-=") and (inside or lasting)) or (then.argrepr in ("+", "-") and inside and again):
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _formats_or_asks_types(code: CodeType) -> bool:
+    """Whether code formats numbers by ``%``, or may compare a type with ``int``.
+
+    >>> _formats_or_asks_types((lambda n: "size %d" % n).__code__), _formats_or_asks_types((lambda n: n % 2).__code__)
+    (True, False)
+    """
+    if {"type", "int"} <= set(code.co_names):
+        return True
+    found = any(isinstance(one, str) and _NUMBER_IN_TEXT.search(one) for one in code.co_consts)
+    return found and any(one.opname == "BINARY_OP" and one.argrepr in ("%", "%=") for one in dis.get_instructions(code))
+
+
+@functools.lru_cache(maxsize=4096)
+def _looks_up(code: CodeType) -> bool:
+    """Whether code indexes or slices by anything but a constant.
+
+    >>> def of(code): return _looks_up(compile(code, "", "eval"))
+    >>> of("t[n]"), of("t[:n]"), of("t[n % 3]"), of("t[0]"), of("t[-1]"), of("t['a']"), of("t + n")
+    (True, True, True, False, False, False, False)
+    """
+    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    return any(
+        one.opname == "BINARY_SLICE"
+        or ((one.opname == "BINARY_SUBSCR" or one.argrepr == "[]") and "CONST" not in before.opname)
+        for before, one in itertools.pairwise(found)
+    )
+
+
+def _looks_up_in_tables(frame: FrameType) -> bool:
+    return _looks_up(frame.f_code) and any(map(_is_table, _named(frame)))
+
+
+def _named(frame: FrameType) -> Iterator[Any]:
+    """The objects that code can reach by its names: local variables, globals, and attributes of these."""
+    code = frame.f_code
+    names = [name for name in code.co_names if name not in _only_compared(code)]
+    local = (value for name, value in frame.f_locals.items() if name not in _only_compared(code))
+    near = [*local, *(frame.f_globals[name] for name in names if name in frame.f_globals)]
+    for of in near:
+        held = getattr(of, "__dict__", {})
+        attributes = [held[name] for name in names if name in held]
+        yield from attributes
+        for inner in (*attributes, type(of)):
+            further = getattr(inner, "__dict__", {})
+            yield from (further[name] for name in names if name in further)
+    yield from near
+
+
+@functools.lru_cache(maxsize=4096)
+def _only_compared(code: CodeType) -> frozenset[str]:
+    """Names that code only compares with constants, such as a mode.
+
+    >>> def of(code): return sorted(_only_compared(compile(code, "", "eval")))
+    >>> of("mode == 'greedy'"), of("self.mode in ('a', 'b')"), of("mode[n] == 'a'"), of("[mode == 'a', mode]")
+    (['mode'], ['mode'], [], [])
+    """
+    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    compared: set[str] = set()
+    otherwise: set[str] = {*code.co_cellvars, *code.co_freevars}
+    for one, second, third in zip(found, found[1:], found[2:], strict=False):
+        is_compared = second.opname == "LOAD_CONST" and third.opname in ("COMPARE_OP", "CONTAINS_OP")
+        names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        if one.opname in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR") and is_compared:
+            compared.add(one.argval)
+        elif one.opname != "LOAD_CONST":
+            otherwise.update(name for name in names if isinstance(name, str))
+    return frozenset(compared - otherwise)
+
+
+def _is_table(value: Any) -> bool:
+    """Whether indexing a value reads the index in Python or C: lists of numbers, strings, arrays, but not tensors."""
+    if isinstance(value, (list, tuple, deque)):
+        return len(value) > 1 and any(isinstance(one, (int, float, str, bytes)) or _is_table(one) for one in value)
+    is_array = type(value).__module__.partition(".")[0] in ("numpy", "array") and hasattr(value, "__getitem__")
+    return is_array or isinstance(value, (str, bytes))
