@@ -62,6 +62,16 @@ def autocast_modes() -> tuple[Any, ...]:
     return (*modes, *map(_enabled, DEVICES[1:]), *map(_dtype, DEVICES[1:]))
 
 
+def set_autocast_modes(modes: tuple[Any, ...]) -> None:
+    """Set what :func:`autocast_modes` gave.
+
+    >>> set_autocast_modes(autocast_modes())
+    """
+    for device, enabled, dtype in zip(DEVICES, modes[: len(DEVICES)], modes[len(DEVICES) :], strict=True):
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
 @contextlib.contextmanager
 def autocast(dtype: torch.dtype) -> Iterator[None]:
     """Turn autocast to ``dtype`` on, for every device that has kernels.

@@ -6,6 +6,7 @@ It shares parameters, buffers, children, ``training``, attributes and methods wi
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,27 @@ from fuse.runtime.programs.refusals import is_traced
 from fuse.runtime.variants.compiled import Compiled, LastRun
 
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+_OF_THE_MODEL = (
+    "training",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""Attributes that ``nn.Module`` gives each module, and that are the model's own here, found by ``__getattr__``."""
+_SPECIAL = (
+    "__bool__",
+    "__contains__",
+    "__delitem__",
+    "__enter__",
+    "__exit__",
+    "__getitem__",
+    "__iter__",
+    "__len__",
+    "__reversed__",
+    "__setitem__",
+)
+"""Methods that Python looks up in the class: those of a model that is a container (``nn.Sequential``) or a context."""
 
 
 def compile(
@@ -72,7 +94,7 @@ def compile(
         passes = [info.name for info in registry.select(passes, extend_select=["drop_roundings"])]
     if precision is not None and precision != "relaxed":
         model = in_precision(model, Precision(precision) if isinstance(precision, str) else precision)
-    return Fused(Engine(model, freeze, passes, dynamic_shapes=dynamic_shapes))
+    return _fused(Engine(model, freeze, passes, dynamic_shapes=dynamic_shapes))
 
 
 class Fused(nn.Module):
@@ -81,7 +103,8 @@ class Fused(nn.Module):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.__dict__["_engine"] = engine
-        self.__dict__.pop("training", None)  # the model's own is found by __getattr__
+        for name in _OF_THE_MODEL:
+            self.__dict__.pop(name, None)
         for name in _SHARED:
             self.__dict__[name] = getattr(engine.model, name)
         self.__dict__["_hooks"] = [self.__dict__[name] for name in HOOKS]
@@ -129,7 +152,10 @@ class Fused(nn.Module):
                 "a compiled model cannot be given another class, as fully_shard does: compile its blocks before "
                 "sharding the model around them"
             )
-        setattr(self._own().model, name, value)
+        if name in self.__dict__:  # of hooks that are registered here: nn.Module notes what kind they are
+            self.__dict__[name] = value
+        else:
+            setattr(self._own().model, name, value)
 
     def __delattr__(self, name: str) -> None:
         delattr(self._own().model, name)
@@ -165,4 +191,19 @@ class Fused(nn.Module):
 
 
 def _made_of(model: nn.Module, freeze: bool, passes: Any, fuel: int | None, dynamic_shapes: Any) -> Fused:
-    return Fused(Engine(model, freeze, passes, fuel, dynamic_shapes))
+    return _fused(Engine(model, freeze, passes, fuel, dynamic_shapes))
+
+
+def _fused(engine: Engine) -> Fused:
+    cls = type(engine.model)
+    return _with_special_methods(tuple(name for name in _SPECIAL if hasattr(cls, name)))(engine)
+
+
+@functools.cache
+def _with_special_methods(names: tuple[str, ...]) -> type[Fused]:
+    """The class of compiled models whose own classes have these special methods."""
+    return type(Fused.__name__, (Fused,), {name: _of_the_model(name) for name in names}) if names else Fused
+
+
+def _of_the_model(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self._own().model, name)(*args)

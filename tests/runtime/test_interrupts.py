@@ -207,3 +207,32 @@ FORKS = textwrap.dedent("""
 def test_a_child_forked_while_a_thread_captures_calls_and_compiles() -> None:
     ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=200)
     assert ran.stdout == "child 0\n", ran.stderr
+
+
+FORKS_EARLY = textwrap.dedent("""
+    import os, signal, torch, fuse
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    fused, x = fuse.compile(model), torch.randn(3, 4)
+    fused(x)  # whose gradients' kernels are still compiled
+    child = os.fork()
+    signal.alarm(100)
+    fused(x).sum().backward()
+    found = model[0].weight.grad.clone()
+    model.zero_grad()
+    model(x).sum().backward()
+    torch.testing.assert_close(found, model[0].weight.grad)
+    if child == 0:
+        os._exit(0)
+    print("child", os.waitpid(child, 0)[1])
+""")
+
+
+def test_a_child_forked_while_gradients_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, script = toolchain.find().command[0], tmp_path / "slow-c++"
+    script.write_text(f'#!/bin/sh\nsleep 1\nexec {real} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("FUSE_CACHE_DIR", str(tmp_path / "cache"))
+    ran = subprocess.run([sys.executable, "-c", FORKS_EARLY], capture_output=True, text=True, timeout=200)
+    assert ran.stdout == "child 0\n", ran.stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import multiprocessing
+import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -529,6 +531,115 @@ def test_a_forked_process_runs_what_its_parent_compiled() -> None:
     result = queue.get(timeout=30)
     process.join()
     torch.testing.assert_close(torch.tensor(result), model(x))
+
+
+class Blocks(nn.Sequential):
+    """A container that is also a context."""
+
+    entered = 0
+
+    def __enter__(self) -> None:
+        self.entered += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.entered -= 1
+
+
+def test_a_compiled_container_is_a_container() -> None:
+    model = Blocks(nn.Linear(4, 4), nn.Tanh())
+    fused, x = fuse.compile(model), torch.randn(3, 4)
+    assert fused[0] is model[0]
+    assert list(fused) == list(model)
+    assert list(fused[:1]) == [model[0]]
+    assert len(fused) == 2
+    assert model[1] in fused
+    with fused:
+        assert fused.entered == 1
+    assert_fused(fused, model, x)
+    fused[1] = nn.ReLU()
+    assert_fused(fused, model, x)
+    del fused[1]
+    assert len(model) == 1
+    assert_fused(fused, model, x)
+    assert len(copy.deepcopy(fused)) == len(pickle.loads(pickle.dumps(fused))) == 1
+    assert isinstance(fused, type(fuse.compile(Net())))
+    assert bool(fuse.compile(Net()))
+    assert not hasattr(fuse.compile(Net()), "__len__")
+
+
+def test_hooks_for_the_state_of_a_compiled_model_are_called() -> None:
+    model, called = Net(), []
+    fused = fuse.compile(model)
+    fused.register_state_dict_pre_hook(lambda *_: called.append("save"))
+    fused.register_state_dict_post_hook(lambda *_: called.append("saved"))
+    fused.register_load_state_dict_pre_hook(lambda *_: called.append("load"))
+    fused.register_load_state_dict_post_hook(lambda *_: called.append("loaded"))
+    fused.load_state_dict(fused.state_dict())
+    assert called == ["save", "saved", "load", "loaded"]
+
+
+def test_backward_hooks_of_a_compiled_model_are_called() -> None:
+    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    fused, called = fuse.compile(model), []
+    with torch.enable_grad():
+        fused(x)
+        handle = fused.register_full_backward_hook(lambda _, given, __: called.append(given[0]))
+        fused(x).sum().backward()
+        assert torch.equal(called[0], x.grad)
+        handle.remove()
+        fused(x).sum().backward()
+    assert len(called) == 1
+    assert model._is_full_backward_hook is None  # the model itself has no hook
+
+
+def test_gradients_may_be_on_in_inference_mode() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    with torch.inference_mode(), torch.enable_grad():
+        with pytest.warns(UserWarning, match="gradients are on in inference"):
+            result = fused(x)
+        torch.testing.assert_close(result, model(x))
+    assert result.is_inference()
+
+
+class Sets(nn.Module):
+    """Leaves a setting of torch changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        SETTINGS[self.name][1]()
+        return y.tanh()
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "grad mode": (torch.is_grad_enabled, lambda: torch._C._set_grad_enabled(True)),
+    "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
+    "default dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+    "number of threads": (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+    "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_torch_that_forward_changes_is_changed_by_each_call(name: str) -> None:
+    fused, x, read = fuse.compile(Sets(name)), torch.randn(3, 4), SETTINGS[name][0]
+    for call in range(2):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            if call == 0:
+                stack.enter_context(pytest.warns(UserWarning, match=f"forward sets .*{name}"))
+            before = read()
+            fused(x)
+            assert read() != before
 
 
 def test_a_copy_is_independent() -> None:

@@ -67,6 +67,7 @@ from fuse.graph.sources import line_of, user_line
 from fuse.graph.state.attributes import Change, is_own
 from fuse.graph.state.fake_parameters import with_fake_parameters
 from fuse.graph.state.reachable_state import reached_by
+from fuse.graph.state.torch_settings import settings_kept
 from fuse.graph.structure.arguments import named_leaves
 from fuse.graph.structure.given_containers import GivenContainers
 from fuse.graph.structure.result_structure import GivenContainer, flatten_result
@@ -134,6 +135,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             with (
                 self._recording("forward", self._read_state(named)),
                 torch.set_grad_enabled(self.gradients),
+                settings_kept(),
             ):
                 result = self.model(*fake_args, **fake_kwargs)
             self._refuse_switches()
@@ -241,7 +243,6 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             raise CaptureError(f"forward may advance {name}, an iterator; a graph cannot hold that")
         self.context, self.functions = tuple(before.variables.items()), before.functions
         changes: list[Change] = []
-        dtype = left = torch.get_default_dtype()
         try:
             with (
                 with_fake_parameters(self.model, self.inputs.of_state) as assigned,
@@ -257,10 +258,6 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             raise
         finally:
             changes = before.restore(self.inputs.is_fake_of)
-            left = torch.get_default_dtype()
-            torch.set_default_dtype(dtype)
-        if left is not dtype:
-            raise CaptureError(f"forward sets the default dtype of torch to {left}; a graph cannot hold that")
         self.overlay.check()
         self.changed_containers = self.containers.changes([one.live for one in before.held])
         changes = [change for change in assigned() if change.attribute not in self.overlay.plan.attributes] + changes

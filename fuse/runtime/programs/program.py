@@ -9,6 +9,7 @@ share no memory, and results are never in memory that is reused.
 from __future__ import annotations
 
 import contextlib
+import os
 from array import array
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,11 +77,13 @@ def program_of(graph: GraphModule) -> Program:
 def begun(graph: GraphModule) -> Callable[[], Program]:
     """Like :func:`program_of`, but kernels are compiled in the background.
 
-    The returned function waits for them, and raises the same errors.
+    The returned function waits for them, and raises the same errors. In a child of ``fork``, which has no such
+    threads, it compiles them.
     """
     plan = schedule(graph)
     functions = compiled_later(plan)
-    return lambda: Program(plan, awaited(functions))
+    process = os.getpid()
+    return lambda: Program(plan, awaited(functions) if os.getpid() == process else None)
 
 
 def compiled_later(plan: Schedule) -> Future[dict[str, int]]:

@@ -44,6 +44,8 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
         return Fallback("", "", "the call is being transformed by torch.func")
     if forward_ad._current_level >= 0:
         return Fallback("", "", "gradients are taken in forward mode")
+    if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+        return Fallback("", "", "gradients are on in inference mode, where autograd records nothing")
     if anomalies_sought() and torch.is_grad_enabled():
         return ANOMALIES
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
