@@ -433,3 +433,43 @@ def test_check_sees_a_wrong_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "reconstruction", lambda signature: lambda values, inputs: {"a": values[0]})
     report = check(Calls(lambda x: collections.OrderedDict(a=x * 2)), (X,))
     assert report.problems == ("the result is made of other classes than eager's",)
+
+
+def by_grad_mode(x: Tensor) -> Tensor:
+    return x * 2 if torch.is_grad_enabled() else x * 3
+
+
+def of_a_new_tensor(x: Tensor) -> Tensor:
+    return x * torch.ones(4, requires_grad=torch.is_grad_enabled())
+
+
+def slope(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        y = x.clone().requires_grad_()
+        return torch.autograd.grad((y**3).sum(), y)[0]
+
+
+HIDDEN = torch.full((4,), 3.0, requires_grad=True)
+
+
+def of_a_global(x: Tensor) -> Tensor:
+    return x * HIDDEN + (1 if torch.is_grad_enabled() else 2)
+
+
+@pytest.mark.parametrize("grad_mode", [True, False])
+@pytest.mark.parametrize("function", [by_grad_mode, of_a_new_tensor, slope, of_a_global])
+def test_forward_finds_the_grad_mode_of_the_caller(function: Function, grad_mode: bool) -> None:
+    fused, x = fuse.compile(Calls(function)), torch.randn(3, 4)
+    with torch.set_grad_enabled(grad_mode):
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                result = fused(x)
+            want = function(x)
+            assert torch.equal(result.detach(), want.detach())
+            assert result.requires_grad == want.requires_grad
+            assert bool(fused.last_run.fallbacks) == (function is of_a_new_tensor and grad_mode), told
+            HIDDEN.grad = None
+            if result.requires_grad and function is of_a_global:
+                result.sum().backward()
+                assert torch.allclose(HIDDEN.grad, x.sum(0))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -60,7 +60,7 @@ from fuse.graph.patches.recurrent import lstm_of_eager
 from fuse.graph.patches.requires_grad import RequiresGradOfArguments, needed_at_first, switched
 from fuse.graph.patches.seeding import followed
 from fuse.graph.recording.mutated_attributes import Overlay
-from fuse.graph.recording.recording_plan import Assigns, Plan, Reads
+from fuse.graph.recording.recording_plan import Assigns, NeedsGradients, Plan, Reads
 from fuse.graph.recording.result_leaves import ResultLeaves
 from fuse.graph.signature import Attribute, ChangedContainers, Dispatch, Signature
 from fuse.graph.sources import line_of, user_line
@@ -116,6 +116,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.positions.copied)
         self.choosing = plan.choosing
         self.converts = plan.converts
+        self.grad_mode = plan.grad_mode
         self.functions: list[FunctionType] = []  # of the user
         self.inference = InferenceModes(self.dispatches)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
@@ -131,10 +132,12 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
         named = named_arguments(self.model, fake_args, fake_kwargs)
         self.containers = GivenContainers.of((args, kwargs), (fake_args, fake_kwargs), named)
+        known = (*(leaf for _, leaf in leaves), *self.model.parameters(), *self.model.buffers())
+        grad_mode = self.gradients or (self.grad_mode and not _needs_gradients(known))
         try:
             with (
                 self._recording("forward", self._read_state(named)),
-                torch.set_grad_enabled(self.gradients),
+                torch.set_grad_enabled(grad_mode),
                 settings_kept(),
             ):
                 result = self.model(*fake_args, **fake_kwargs)
@@ -148,6 +151,8 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         except CaptureError as error:
             if self.reader.gave_symbols and not self.reader.plain:  # plain numbers may work where Numbers fail
                 raise WantsPlain from error
+            if isinstance(error, NeedsGradients):
+                error.hidden = _needs_gradients(spec.value for spec in self.inputs.specs)
             error.depends = bool(self.reader.facts)
             raise
 
@@ -463,6 +468,10 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         """The recorded ``graph`` for passes; a copy with stand-ins if steps were left out."""
         steps = self.functional.steps
         return shortened(graph, self.functional.whole) if steps is not None and steps.loops else graph
+
+
+def _needs_gradients(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def _at(error: BaseException) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import torch
+
 from fuse.errors import CaptureError
 from fuse.graph.numbers.read_numbers import WantsPlain
 from fuse.graph.signature import Attribute
@@ -36,6 +38,7 @@ class Plan:
     constants, too. ``freed``: ``forward`` takes gradients itself, and some results have no gradient any more.
     ``choosing``: code whose choices by random numbers are data (:mod:`fuse.graph.values.chosen_by_draws`); None if they
     must not be. ``converts``: ``int(tensor)`` is no plain number (:mod:`fuse.graph.values.whole_numbers`).
+    ``grad_mode``: gradients are on for the caller, and so for ``forward`` where no known tensor needs any.
     """
 
     attributes: tuple[Attribute, ...] = ()
@@ -45,6 +48,7 @@ class Plan:
     freed: bool = False
     choosing: frozenset[types.CodeType] | None = frozenset()
     converts: bool = False
+    grad_mode: bool = False
 
 
 class Assigns(CaptureError):
@@ -64,13 +68,20 @@ class Reads(CaptureError):
         self.attributes = frozenset(attributes)
 
 
+class NeedsGradients(CaptureError):
+    """A result needs gradients in a call that is captured without them. ``hidden``: the call reads tensors that need
+    gradients, and that are neither arguments nor of the model."""
+
+    hidden: bool = False
+
+
 def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute], converts: bool = False) -> T:
     """The result of ``record`` under the first plan that needs no correction.
 
     Raises:
         CaptureError: an error of ``record``; or every plan needs a correction.
     """
-    plan = Plan(tuple(attributes), converts=converts)
+    plan = Plan(tuple(attributes), converts=converts, grad_mode=torch.is_grad_enabled())
     for _ in range(LARGEST_ATTEMPTS):
         try:
             return contextvars.copy_context().run(record, plan)
@@ -96,6 +107,9 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute], conver
                 raise
             plan = replace(plan, freed=True)
         except CaptureError as error:
+            if plan.grad_mode and isinstance(error, NeedsGradients) and error.hidden:
+                plan = replace(plan, grad_mode=False)  # the caller sees these tensors in the signature
+                continue
             if plan.choosing or plan.converts:
                 plan = _as_written(plan)
                 continue

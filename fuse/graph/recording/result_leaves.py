@@ -18,6 +18,7 @@ from fuse.graph.functional.aliases import Alias
 from fuse.graph.functional.tensor_values import Functionalizer
 from fuse.graph.numbers.read_numbers import is_number, node_of
 from fuse.graph.patches.new_parameters import parameter_of
+from fuse.graph.recording.recording_plan import NeedsGradients
 from fuse.graph.signature import Advance, Layout, Mutation, OutputSpec
 from fuse.graph.state.freed_graphs import is_freed
 from fuse.graph.structure.result_structure import GivenContainer, is_constant
@@ -88,8 +89,10 @@ class ResultLeaves:
         parameter = parameter_of(leaf)
         needs_gradients = leaf.requires_grad and not self.gradients and parameter is None
         if needs_gradients and not is_freed(leaf):
-            made = "a new tensor collects them" if leaf.is_leaf else "torch.enable_grad in forward"
-            raise CaptureError(f"the result needs gradients ({made}); it runs in eager mode")
+            made = (
+                "a new tensor collects them" if leaf.is_leaf else "of a tensor that forward makes, or finds by itself"
+            )
+            raise NeedsGradients(f"the result needs gradients ({made}); it runs in eager mode")
         if leaf.is_conj() or leaf.is_neg():
             raise CaptureError("the result is lazily conjugated or negated; it runs in eager mode")
         is_whole = _layout(leaf, base.root) == _layout(base.root, base.root)
