@@ -13,7 +13,7 @@ import torch
 import fuse
 from benchmarks.common import ROOT, save
 from fuse.graph.loading.load import load
-from fuse.report.timing import interleaved, quartiles
+from fuse.report.timing.timing import interleaved, quartiles
 
 LENGTHS = (128, 384)
 SECONDS = 15.0

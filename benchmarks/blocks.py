@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.common import RESULTS, save
-from fuse.report.bench import bench
+from fuse.report.timing.bench import bench
 
 ROWS, WIDTH = 128, 512
 SECONDS = 0.7

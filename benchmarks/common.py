@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fuse.report.machine import machine, versions
+from fuse.report.timing.machine import machine, versions
 from fuse.runtime.cpu import toolchain
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ import torch
 import fuse
 from benchmarks.common import ROOT, save
 from fuse.graph.loading.load import load
-from fuse.report.timing import interleaved, quartiles
+from fuse.report.timing.timing import interleaved, quartiles
 
 BATCHES = (4, 32)
 """Sentences in a batch of ``models/bert_crf.py``."""

@@ -15,7 +15,7 @@ import torch._inductor.config
 import fuse
 from benchmarks.common import ROOT, save
 from fuse.graph.loading.load import load
-from fuse.report.timing import interleaved, quartiles
+from fuse.report.timing.timing import interleaved, quartiles
 
 CASES = (
     ("resnet18.py",),

@@ -2,7 +2,7 @@
 
 Parameters and arguments are included. Predicted and measured bytes are those that a call takes from torch's allocator,
 workspaces of our kernels included; what libraries take by themselves for the same purpose is in the third figure only,
-that of a first run with all that it takes from ``malloc`` (:mod:`fuse.report.heap`).
+that of a first run with all that it takes from ``malloc`` (:mod:`fuse.report.timing.heap`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import fuse
 from benchmarks.common import ROOT, save
 from fuse.cost.allocated import peak_allocated
 from fuse.graph.loading.load import load
-from fuse.report.heap import heap_peaks
+from fuse.report.timing.heap import heap_peaks
 
 HEAD = f"{'model':20} {'eager':>36} {'fused':>36}  fused/eager  with libraries  predicted/measured"
 

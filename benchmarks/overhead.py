@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import fuse
 from benchmarks.common import save
-from fuse.report.timing import interleaved, quartiles
+from fuse.report.timing.timing import interleaved, quartiles
 
 LENGTHS = (10, 30, 100, 300, 1000)
 ELEMENTS = 64

@@ -20,7 +20,7 @@ import fuse
 from benchmarks.common import ROOT, save
 from fuse.graph.host_work import host_work
 from fuse.graph.loading.load import load
-from fuse.report.timing import quartiles
+from fuse.report.timing.timing import quartiles
 from fuse.runtime.pipeline import device_stage
 
 BATCHES = 150

@@ -15,7 +15,7 @@ import torch
 import fuse
 from benchmarks.common import ROOT, save
 from fuse.graph.loading.load import load
-from fuse.report.timing import interleaved, quartiles
+from fuse.report.timing.timing import interleaved, quartiles
 
 SHAPES = ((64, 1, 128), (64, 1, 512), (128, 4, 128), (64, 16, 256), (128, 16, 256), (64, 32, 512))
 MODELS = ("lstm_loop", "gru_loop")

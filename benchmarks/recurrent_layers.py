@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fuse
 from benchmarks.common import save
-from fuse.report.timing import interleaved, quartiles
+from fuse.report.timing.timing import interleaved, quartiles
 
 SHAPES = ((64, 1, 128), (128, 4, 128), (64, 16, 256))
 KINDS: dict[str, dict[str, Any]] = {

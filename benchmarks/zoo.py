@@ -44,7 +44,7 @@ def measured(name: str, group: str, what: str, batch: int, seconds: float) -> di
     import torch
 
     import fuse.check.oracle
-    import fuse.report.bench
+    import fuse.report.timing.bench
 
     torch.manual_seed(0)
     model, args, kwargs = importlib.import_module(f"benchmarks.{group}").CASES[name](batch)
@@ -55,7 +55,7 @@ def measured(name: str, group: str, what: str, batch: int, seconds: float) -> di
         kept = ("passed", "problems", "observed", "observed_backward", "fallbacks")
         return {**{key: found[key] for key in kept if key in found}, "seconds": time.perf_counter() - started}
     peers = ("eager", "compile") if what == "compile" else ("eager",)
-    timed = fuse.report.bench.bench(model, args, kwargs, against=peers, seconds=seconds)
+    timed = fuse.report.timing.bench.bench(model, args, kwargs, against=peers, seconds=seconds)
     return timed.to_dict()
 
 

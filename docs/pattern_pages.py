@@ -19,10 +19,11 @@ import torch
 from fuse.check.pattern import bound
 from fuse.check.samples import samples
 from fuse.graph.function import Function
-from fuse.report.draw import title
-from fuse.report.layered import svg
-from fuse.report.show import Report, show
-from fuse.report.sketch import sketch
+from fuse.report.pictures.draw import title
+from fuse.report.pictures.layered import svg
+from fuse.report.pictures.sketch import sketch
+from fuse.report.report import Report
+from fuse.report.show import show
 from fuse.rewrite import registry
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.registry import alone, registered

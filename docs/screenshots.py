@@ -18,9 +18,9 @@ import fuse  # noqa: E402  # found beside this folder
 from benchmarks.viewer import browser, opened  # noqa: E402
 from fuse.graph.loading.load import load  # noqa: E402
 from fuse.report.aligned import diff_page  # noqa: E402
-from fuse.report.profiling import silent  # noqa: E402
-from fuse.report.trace_page import trace_page  # noqa: E402
-from fuse.report.trace_report import TraceReport, trace  # noqa: E402
+from fuse.report.tracing.profiling import silent  # noqa: E402
+from fuse.report.tracing.trace_page import trace_page  # noqa: E402
+from fuse.report.tracing.trace_report import TraceReport, trace  # noqa: E402
 from fuse.report.viewing import view  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"

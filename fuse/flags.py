@@ -40,7 +40,7 @@ class Console:
 
     def emit(self, values: dict[str, Any], table: Callable[[], RenderableType]) -> None:
         """The result as JSON or as a table; the table is made only when it is shown."""
-        from fuse.report.table import as_text
+        from fuse.report.columns import as_text
 
         self.write(json_text(values) if self.as_json else as_text(table(), self._in_color()))
 

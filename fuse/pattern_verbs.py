@@ -111,7 +111,7 @@ def check_pattern(to: Console, file: str) -> int:
 @output_verb()
 def patterns(to: Console) -> int:
     """List the installed patterns, in the order in which they are matched."""
-    from fuse.report.table import columns
+    from fuse.report.columns import columns
     from fuse.rewrite.patterns.registry import broken_plugins, registered
 
     installed: list[dict[str, Any]] = [

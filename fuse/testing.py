@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from fuse.check.oracle import check
-from fuse.report.show import Report, show
+from fuse.report.report import Report
+from fuse.report.show import show
 
 
 def assert_fuses(

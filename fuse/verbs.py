@@ -32,7 +32,7 @@ from fuse.flags import (
 if TYPE_CHECKING:
     from fuse.graph.loading.load import LoadedModel
     from fuse.report.listing import Language
-    from fuse.report.show import Report
+    from fuse.report.report import Report
     from fuse.rewrite.installed import BrokenPlugin
 
 GOOD, FAILED = 0, 1
@@ -125,13 +125,13 @@ def show(
     else:
         report = request.with_model(to, made)
     if measure and report.measured is not None:
-        from fuse.report.heap import held_by_libraries
+        from fuse.report.timing.heap import held_by_libraries
 
         with to.stage("observing what eager's libraries hold"):
             libraries = held_by_libraries(request.target, request.inputs, request.settings, loaded)
         report = replace(report, measured=replace(report.measured, libraries=libraries))
     if graph is not None:
-        from fuse.report.draw import draw
+        from fuse.report.pictures.draw import draw
 
         with to.stage("drawing"):
             drawing = draw(report, graph)
@@ -223,9 +223,9 @@ def bench(
         raise FuseError(f"--graph {graph} plots the times of a --scan into an .svg file")
     if profile is not None and scanned is not None:
         raise FuseError("--profile writes the trace of one bench, not of a --scan; leave one of the two flags out")
-    from fuse.report.bench import BenchReport, bench_table
-    from fuse.report.bench import bench as measure
-    from fuse.report.scan import parse_scan, scan, scan_picture, scan_table
+    from fuse.report.timing.bench import BenchReport, bench_table
+    from fuse.report.timing.bench import bench as measure
+    from fuse.report.timing.scan import parse_scan, scan, scan_picture, scan_table
 
     passes = request.passes()
 
@@ -305,7 +305,7 @@ def example(to: Console, name: str | None) -> int:
         if to.output is not None:
             to.say(f"wrote {to.output}; next: fuse show {to.output}")
         return GOOD
-    from fuse.report.table import columns
+    from fuse.report.columns import columns
 
     known = examples.summaries()
     to.emit(
@@ -340,9 +340,9 @@ def trace(
     TRACE is what export_chrome_trace wrote, .json or .json.gz, of anyone's run on a processor or a GPU; fuse bench
     --profile writes one, too. With --model the file of TARGET is run like that of fuse show.
     """
-    from fuse.report.trace_report import compare
-    from fuse.report.trace_report import trace as read
-    from fuse.report.trace_table import comparison_table, trace_table
+    from fuse.report.tracing.trace_report import compare
+    from fuse.report.tracing.trace_report import trace as read
+    from fuse.report.tracing.trace_table import comparison_table, trace_table
 
     if model is None and (inputs or settings):
         raise FuseError("--input and --set change the model that --model names; name it, or leave them out")
@@ -355,7 +355,7 @@ def trace(
         report = read(trace, loaded, model or "")
         other = read(against, loaded, model or "") if against is not None else None
     if html is not None:
-        from fuse.report.trace_page import trace_page
+        from fuse.report.tracing.trace_page import trace_page
 
         trace_page(report, html, other)
         to.say(f"wrote {html}; open it in a browser")
@@ -371,7 +371,7 @@ def trace(
 @output_verb()
 def passes(to: Console) -> int:
     """List the installed passes, in the order in which they run."""
-    from fuse.report.table import columns
+    from fuse.report.columns import columns
     from fuse.rewrite.registry import broken_plugins, registered
 
     shown = ("name", "stage", "origin", "enabled", "summary")

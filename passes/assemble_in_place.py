@@ -17,7 +17,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from fuse.kernel.lower import Declined, lower
+from fuse.kernel.kernel import Declined
+from fuse.kernel.lower import lower
 from fuse.loops.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.rewrite import regions, surgery
 from fuse.rewrite.registry import register_pass

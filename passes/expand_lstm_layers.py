@@ -33,8 +33,8 @@ from fuse.graph.fakes.fake_operators import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.graph.outputs import outputs_of
 from fuse.graph.patches.recurrent import LSTM_MODE
+from fuse.kernel.kernel import Declined
 from fuse.kernel.loops.lower_loops import lower_loop
-from fuse.kernel.lower import Declined
 from fuse.loops.building import call_loop
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.passes.roll_whole_loops import better_outside

@@ -20,7 +20,8 @@ from torch.fx.node import map_arg
 
 from fuse.cost.work import bytes_of, tensors_in
 from fuse.kernel.domain import Domain, domain_of
-from fuse.kernel.lower import Declined, structure
+from fuse.kernel.kernel import Declined
+from fuse.kernel.lower import structure
 from fuse.kernel.sizes.members import FEWEST
 from fuse.kernel.sizes.region_text import layouts
 from fuse.passes.region_growing import domain_of_region, fuse_members

@@ -27,8 +27,9 @@ from torch.fx import GraphModule, Node
 from fuse.cost.work import tensors_in
 from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
+from fuse.kernel.kernel import Declined
 from fuse.kernel.loops.lower_loops import lower_end
-from fuse.kernel.lower import Declined, can_lower
+from fuse.kernel.lower import can_lower
 from fuse.loops.ends import join
 from fuse.rewrite import effects, nested, regions
 from fuse.rewrite.registry import register_pass

@@ -20,7 +20,8 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.errors import FuseError
 from fuse.kernel.domain import Domain, domain_of, join
-from fuse.kernel.lower import Declined, lower
+from fuse.kernel.kernel import Declined
+from fuse.kernel.lower import lower
 from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.conditions import Misfit, Surroundings, VerdictKind

@@ -25,7 +25,8 @@ from torch.fx import Graph, GraphModule, Node
 from fuse.devices import has_kernels
 from fuse.graph.loop import Loop
 from fuse.graph.outputs import add_placeholder
-from fuse.kernel.lower import Declined, lower
+from fuse.kernel.kernel import Declined
+from fuse.kernel.lower import lower
 from fuse.kernel.recipes.products import PRODUCT_TYPES
 from fuse.kernel.target import target_of
 from fuse.rewrite import nested, regions, surgery

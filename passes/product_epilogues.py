@@ -26,7 +26,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.kernel.lower import Declined, lower
+from fuse.kernel.kernel import Declined
+from fuse.kernel.lower import lower
 from fuse.kernel.sizes.sized import sizes_vary
 from fuse.rewrite import effects, nested, regions
 from fuse.rewrite.registry import register_pass

@@ -16,7 +16,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse.kernel.domain import Domain, domain_of, join
-from fuse.kernel.lower import Declined, count_varies, lower, remember
+from fuse.kernel.kernel import Declined
+from fuse.kernel.lower import count_varies, lower, remember
 from fuse.kernel.sizes.members import alike_parts
 from fuse.rewrite import nested, regions
 from fuse.rewrite.partition import partition

@@ -28,8 +28,8 @@ from fuse.graph.functional.short_graphs import StepsNeeded, cat_of_steps, remain
 from fuse.graph.loop import of_all_steps
 from fuse.graph.periods import RepeatedStretch, find_repetitions
 from fuse.graph.strides import contiguous_strides
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.loops.lower_loops import lower_loop
-from fuse.kernel.lower import Declined, Kernel
 from fuse.loops import loop_programs
 from fuse.loops.body_operands import StepResult
 from fuse.loops.building import Built, build, call_loop, last_states, operand_node, outside_reads

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse.report.heap import counter_in
+from fuse.report.timing.heap import counter_in
 
 BYTES = 1 << 20
 SCRIPT = f"""

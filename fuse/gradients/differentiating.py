@@ -33,8 +33,8 @@ from fuse.graph.functional.aliases import View
 from fuse.graph.loop import Loop
 from fuse.graph.outputs import copied, inlined, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
+from fuse.kernel.kernel import Declined
 from fuse.kernel.loops.lower_loops import lower_loop
-from fuse.kernel.lower import Declined
 from fuse.loops.distributing import Split, lowered
 from fuse.rewrite import effects, registry
 from fuse.rewrite.ledger import Ledger, Rejections

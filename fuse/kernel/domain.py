@@ -16,7 +16,8 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.kernel.arithmetic.dtypes import supported
-from fuse.kernel.lower import Declined, can_lower, values_of_call
+from fuse.kernel.kernel import Declined
+from fuse.kernel.lower import can_lower, values_of_call
 from fuse.kernel.nests.multi_stage import TOO_MANY, too_many
 from fuse.kernel.recipes.products import products_below
 from fuse.kernel.traversals import reductions_below, within_stage

@@ -2,9 +2,9 @@
 
     region (ATen operators)  ->  values  ->  loops  ->  source, by the target of its device
 
-``lower`` returns a :class:`Kernel`, or a :class:`Declined` with the reason. Regions that differ only in the names of
-their nodes share one kernel, so that the 64 steps of an unrolled loop are lowered once. Regions that read parameters
-with other names get kernels with these names; only one of those is compiled (``Kernel.computes``).
+``lower`` returns a :class:`fuse.kernel.kernel.Kernel`, or ``Declined`` with the reason. Regions that differ only in the
+names of their nodes share one kernel, so that the 64 steps of an unrolled loop are lowered once. Regions that read
+parameters with other names get kernels with these names; only one of those is compiled (``Kernel.computes``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -28,6 +28,7 @@ from fuse.graph.outputs import outputs_of
 from fuse.kernel.arithmetic.extents import Conditions, NeedsNumber
 from fuse.kernel.arithmetic.index import NotAffine, SplitNeeded
 from fuse.kernel.config import DEFAULT, Config
+from fuse.kernel.kernel import Declined, Kernel, Served
 from fuse.kernel.names import plain_name
 from fuse.kernel.recipes.reading import computation_of, values_of
 from fuse.kernel.recipes.registry import Unsupported, find_recipe
@@ -46,59 +47,6 @@ MAX_NAME_PARTS = 4
 """Operators that the name of a kernel is made of."""
 BEFORE_ARGUMENTS = -1
 """Number of the argument that points to the sizes, in a kernel whose number of arguments varies."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """A call that a kernel for varying sizes serves.
-
-    ``sizes`` are the sizes of its family (:class:`fuse.kernel.sizes.sized.SizeFamily`) in this call. ``at`` gives the
-    kernel for a call with other sizes; None if the kernel does not serve them.
-    """
-
-    sizes: Numbers
-    at: Callable[[Numbers], Kernel | None]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One generated kernel.
-
-    Attributes:
-        name: of its function.
-        source: defines ``extern "C" int name(char *const *args)``. ``args`` are pointers to the inputs in the order of
-            the placeholders, to the outputs, to the workspace if there is one, and to the sizes if there are any. The
-            pointer to the sizes also comes before these.
-        in_place: (input, output) positions that may share memory, because the kernel reads each element of the input
-            just before it writes the same element of the output.
-        parallel: whether the kernel uses several threads.
-        workspace_bytes: memory that the kernel uses during a call.
-        sizes: numbers by name, passed in each call as ``int64_t``. They are not in the source, so that calls that
-            differ only in sizes share a kernel.
-        headers: files that the source includes after the prelude.
-        schedule: a sentence that says how the kernel runs, where the IR does not show it.
-        computes: a hash that is equal for kernels that differ only in names and the user's lines, of which one is
-            compiled; empty if unknown.
-        served: the call that it serves, if it serves calls of other sizes too.
-    """
-
-    name: str
-    source: str
-    in_place: frozenset[tuple[int, int]]
-    parallel: bool
-    workspace_bytes: int = 0
-    sizes: tuple[tuple[str, Any], ...] = ()
-    headers: tuple[str, ...] = ()
-    schedule: str = ""
-    computes: str = ""
-    served: Served | None = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Declined:
-    """Why a region cannot be lowered."""
-
-    reason: str
 
 
 def can_lower(node: Node) -> bool:

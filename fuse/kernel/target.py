@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -21,11 +20,9 @@ from fuse.devices import DEVICES
 from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.kernel.config import Config
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.packing import Packing
 from fuse.kernel.values import Computation
-
-if TYPE_CHECKING:
-    from fuse.kernel.lower import Declined, Kernel
 
 TARGETS = {device: f"fuse.kernel.{device}.target" for device in DEVICES}
 """The module of each target, by the type of its device."""
@@ -45,7 +42,7 @@ class Written:
     schedule: str = ""
 
 
-LoopKernels = dict[Hashable, "Kernel | Declined"]
+LoopKernels = dict[Hashable, Kernel | Declined]
 """Kernels of loops, by a key that is equal for loops that one kernel serves."""
 
 
@@ -58,9 +55,8 @@ class Target:
         packing: layout of the right operand of its products.
         write: writes the kernel of a region, given its values, the kernel's name, and the config. Raises
             ``Unsupported`` or ``NotAffine`` with a reason for the user.
-        write_loop, write_with_ends, write_end: what :mod:`fuse.kernel.loops.lower_loops` calls. They return a kernel or
-        the
-            reason why there is none; a target without loop kernels declines.
+        write_loop, write_with_ends, write_end: what :mod:`fuse.kernel.loops.lower_loops` calls. They return a kernel,
+            or the reason why there is none; a target without loop kernels declines.
         with_sizes: makes a source read sizes from its arguments, given the source, the names of the sizes, the number
             of arguments before them, and the names of those that are floats. None for a target without kernels for
             sizes that vary.

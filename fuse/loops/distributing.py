@@ -24,8 +24,8 @@ from fuse import ops
 from fuse.graph.loop import Loop, of_all_steps
 from fuse.graph.outputs import add_placeholder, cone, inlined, outputs_of, part_of
 from fuse.graph.strides import inverse, memory_order
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.loops.lower_loops import lower_loop
-from fuse.kernel.lower import Declined, Kernel
 from fuse.loops.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.loops.building import call_loop
 from fuse.loops.reads import is_link

@@ -24,7 +24,8 @@ from fuse.graph.loop import Loop, of_all_steps
 from fuse.graph.outputs import outputs_of
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.arithmetic.dtypes import supported
-from fuse.kernel.lower import Declined, values_of_call
+from fuse.kernel.kernel import Declined
+from fuse.kernel.lower import values_of_call
 from fuse.loops.reads import tensors_of
 from fuse.loops.rolling import LEAST_STEPS, Rolled, prove
 from fuse.rewrite import effects

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fuse.errors import FuseError
-from fuse.report.show import SCHEMA_VERSION
-from fuse.report.table import columns, signed
+from fuse.report.columns import columns, signed
+from fuse.report.report import SCHEMA_VERSION
 
 COUNTS = ("small_ops", "nodes", "flops", "bytes", "peak_bytes")
 

@@ -27,7 +27,7 @@ from fuse import ops
 from fuse.graph.capture import capture
 from fuse.notebook import preformatted
 from fuse.passes.match_patterns import graphs_to_match, match_patterns, prepare, prepare_untried, why_broken
-from fuse.report.table import columns
+from fuse.report.columns import columns
 from fuse.rewrite import registry
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
@@ -93,7 +93,7 @@ class Explanation:
         return preformatted(self)
 
     def __str__(self) -> str:
-        from fuse.report.table import as_text
+        from fuse.report.columns import as_text
 
         return as_text(explanation_table(self))
 

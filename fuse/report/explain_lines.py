@@ -24,8 +24,8 @@ from torch.fx import GraphModule
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.passes.match_patterns import graphs_to_match, match_patterns, why_broken
+from fuse.report.columns import columns
 from fuse.report.explain import place
-from fuse.report.table import columns
 from fuse.rewrite import registry
 from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.matching import Outcome, Prepare, match

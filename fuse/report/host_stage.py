@@ -6,7 +6,6 @@ forward  ->  host stage: lines, eager's launches  ->  crossing values  ->  devic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,38 +13,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.cost import profiles
-from fuse.cost.count import Count, count_dispatches
+from fuse.cost.count import count_dispatches
 from fuse.errors import FuseError
 from fuse.graph.describing import describe
 from fuse.graph.host_work import DeviceStage, host_work
 from fuse.graph.sources import user_line
 from fuse.report.as_eager import EagerRecording
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """A value that the host stage hands to the device stage. ``bytes``: the size of its tensors; ``learned``: it is no
-    tensor, so that a program serves this value only."""
-
-    name: str
-    what: str
-    bytes: int
-    learned: bool
-
-
-@dataclass(frozen=True)
-class HostStage:
-    """Host work of a call. ``lines``: its first and last line; ``launches``: eager's launches on the host. ``before``
-    and ``after`` count the device stage alone, which ``fuse.pipeline`` runs while workers do host work."""
-
-    lines: tuple[str, str]
-    launches: int
-    crosses: tuple[Crossing, ...]
-    before: Count
-    after: Count
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+from fuse.report.report import Crossing, HostStage
 
 
 def host_stage(

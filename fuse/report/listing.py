@@ -13,8 +13,9 @@ from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.ir import KernelBody
 from fuse.kernel.ir_text import text_of_body
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.loops.lower_loops import lower_loop, lower_with_ends
-from fuse.kernel.lower import Declined, Kernel, attempt, lower
+from fuse.kernel.lower import attempt, lower
 from fuse.kernel.recipes.reading import computation_of
 from fuse.kernel.target import LoopKernels
 from fuse.rewrite.nested import called_module, kind, walk

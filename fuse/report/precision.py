@@ -21,7 +21,7 @@ from fuse.check.precision.chains import Chain, Operator
 from fuse.check.precision.errors import Errors
 from fuse.check.precision.keep import Recommendation
 from fuse.check.precision.verdict import PrecisionReport, crossing
-from fuse.report.table import columns, scaled
+from fuse.report.columns import columns, scaled
 
 TOP_LINES = 12
 
@@ -51,7 +51,7 @@ def precision_csv(report: PrecisionReport) -> str:
 
 def precision_page(report: PrecisionReport, target: str) -> str:
     """One self-contained page: the verdicts, and a table of all operators that marks those with too large errors."""
-    from fuse.report.table import as_text
+    from fuse.report.columns import as_text
 
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     beyond = COLUMNS.index("Beyond")

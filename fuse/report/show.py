@@ -8,16 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
 from fuse.cost import profiles
-from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unknown_ops
+from fuse.cost.count import by_source, count_dispatches, count_graph, unknown_ops
 from fuse.cost.memory import StepMemory, step_memory
 from fuse.cost.optimizers import optimizer_launches
 from fuse.cost.profiles import DeviceProfile
@@ -25,153 +24,19 @@ from fuse.errors import CaptureError, FuseError
 from fuse.gradients.saved import settle
 from fuse.graph.backward.joint import Joint, capture_joint
 from fuse.graph.capture import capture
-from fuse.graph.numbers.learned import ReadLine
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of
 from fuse.graph.structure.result_structure import given_host_values
 from fuse.graph.values.evaluating import NoData
-from fuse.notebook import preformatted
-from fuse.report.casts import CastLine, cast_lines
-from fuse.report.loops import Repetition, loops
+from fuse.report.casts import cast_lines
+from fuse.report.loops import loops
+from fuse.report.pictures.sketch import sketch
 from fuse.report.record import record_of
-from fuse.report.sketch import Sketch, sketch
-from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
+from fuse.report.report import LineLaunches, Report
+from fuse.rewrite.ledger import joined
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.programs.footprint import peak_of_program
 from fuse.runtime.programs.steps import Fallback
-
-if TYPE_CHECKING:
-    from fuse.report.against import TorchCompiled
-    from fuse.report.host_stage import HostStage
-    from fuse.report.measured import Measured
-
-SCHEMA_VERSION = 2
-
-
-@dataclass(frozen=True)
-class LineLaunches:
-    """The launches of one user line."""
-
-    source: str
-    before: int
-    after: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """Result of ``show``. All counts are predicted from the graph for the device profile ``device``.
-
-    ``lines`` are the user's lines, the one with most launches first. ``graph`` is the captured graph after the passes,
-    and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``. In training, ``backward``
-    is the report of the backward pass, which is captured with the forward pass; None if nothing needs gradients.
-    ``optimizer`` has the launches of a step of torch's optimizers for the parameters that get gradients, by optimizer
-    and implementation (``loop``, ``foreach``, ``fused``); the passes do not change them. ``step_memory`` has the peak
-    bytes of the whole step, before and after, and the bytes saved from the forward to the backward pass.
-    ``reads`` are the values that ``forward`` reads, by line, and the values for which the graph is valid. ``fallbacks``
-    say why the call runs eager, if it does: then only eager's launches are counted.
-    ``casts`` are the lines that change dtypes, the one that moves most bytes first.
-    ``held`` splits the peak memory after the passes by its holder, in bytes.
-    ``record`` has every node, rewrite, candidate and kernel, if asked for (``docs/report.md``). If asked for,
-    ``measured`` has the time of each launch of a call, and ``compiled`` the result of ``torch.compile``.
-    """
-
-    target: str
-    device: str
-    before: Count
-    after: Count
-    loops: tuple[Repetition, ...]
-    lines: tuple[LineLaunches, ...]
-    unknown_ops: tuple[str, ...]
-    seconds: Mapping[str, float]
-    ledger: Ledger = field(repr=False)
-    before_sketch: Sketch = field(repr=False)
-    graph: GraphModule = field(repr=False, compare=False)
-    backward: Report | None = None
-    optimizer: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    step_memory: StepMemory | None = None
-    reads: tuple[ReadLine, ...] = ()
-    fallbacks: tuple[Fallback, ...] = ()
-    casts: tuple[CastLine, ...] = ()
-    host: HostStage | None = None
-    record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
-    held: Mapping[str, int] = field(default_factory=dict)
-    measured: Measured | None = None
-    compiled: TorchCompiled | None = None
-
-    @property
-    def launches_after(self) -> int:
-        """All launches after the passes, including the backward pass."""
-        return self.after.launches + (self.backward.launches_after if self.backward else 0)
-
-    @property
-    def fired(self) -> tuple[Firings, ...]:
-        """The rewrites made, grouped by pass and pattern."""
-        return self.ledger.fired
-
-    @property
-    def rejected(self) -> tuple[Rejections, ...]:
-        """The candidates declined, grouped by pass, pattern and reason."""
-        return self.ledger.rejected
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, ready for JSON (``schema_version`` 2, see ``docs/report.md``)."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "target": self.target,
-            "device": self.device,
-            "torch": torch.__version__,
-            "passes": list(self.ledger.passes),
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "loops": [loop.to_dict() for loop in self.loops],
-            "fired": [
-                {
-                    "pass": one.pass_name,
-                    "pattern": one.pattern,
-                    "count": one.count,
-                    "launches_saved": one.launches_saved,
-                }
-                for one in self.fired
-            ],
-            "rejected": [
-                {"pass": one.pass_name, "pattern": one.pattern, "reason": one.reason, "count": one.count}
-                for one in self.rejected
-            ],
-            "failed": [
-                {"pass": one.pass_name, "origin": one.origin, "source": one.source, "reason": one.reason}
-                for one in self.ledger.failed
-            ],
-            "held": dict(self.held),
-            "unknown_ops": list(self.unknown_ops),
-            "reads": [asdict(one) for one in self.reads],
-            "fallbacks": [asdict(one) for one in self.fallbacks],
-            "seconds": dict(self.seconds),
-            **({"casts": [asdict(line) for line in self.casts]} if self.casts else {}),
-            **({"host": self.host.to_dict()} if self.host else {}),
-            **({"backward": self.backward.to_dict()} if self.backward else {}),
-            **({"step_memory": asdict(self.step_memory)} if self.step_memory else {}),
-            **({"optimizer": {name: dict(ways) for name, ways in self.optimizer.items()}} if self.optimizer else {}),
-            **({"measured": self.measured.to_dict()} if self.measured else {}),
-            **({"against": {"compile": self.compiled.to_dict()}} if self.compiled else {}),
-            **({"record": self.record} if self.record is not None else {}),
-        }
-
-    def _repr_html_(self) -> str:
-        return preformatted(self)
-
-    def __str__(self) -> str:
-        from fuse.report.table import as_text, report_table
-
-        return as_text(report_table(self))
-
-    def draw(self, path: str | Path) -> tuple[Path, ...]:
-        """Draw the graphs before and after side by side into ``path`` (.dot, .svg or .html).
-
-        Returns the written files. Raises ``FuseError`` for another suffix and for a file that cannot be written.
-        """
-        from fuse.report.draw import draw
-
-        return draw(self, Path(path)).written
 
 
 def show(
@@ -262,13 +127,13 @@ def show(
 
         report = replace(report, host=host_stage(model, args, kwargs or {}, passes, device))
     if measure:
-        from fuse.report.measured import measure as timed
+        from fuse.report.tracing.measured import measure as timed
 
         assert report.record is not None
         measured, with_times = timed(model, args, kwargs or {}, report.record, forward.dispatches, passes)
         report = replace(report, measured=measured, record=with_times)
     if against:
-        from fuse.report.against import compiled
+        from fuse.report.timing.against import compiled
 
         report = replace(report, compiled=compiled(model, args, kwargs))
     return report

@@ -20,7 +20,8 @@ from fuse.check.compare import compare
 from fuse.check.inputs import CheckCall, in_float64
 from fuse.check.oracle import CheckReport, check
 from fuse.graph.structure.result_structure import named_parts
-from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.kernel import Kernel
+from fuse.kernel.lower import lower
 from fuse.runtime.cpu import device
 from fuse.runtime.module import Fused
 from tests.samples import newer_torch

@@ -18,7 +18,8 @@ from fuse.check.compare import compare
 from fuse.check.inputs import widened
 from fuse.graph.capture import capture
 from fuse.kernel.cpu.prelude import prelude
-from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.kernel import Declined, Kernel
+from fuse.kernel.lower import lower
 from fuse.kernel.recipes.reading import computation_of
 from fuse.runtime.cpu.compiler import build
 from tests.kernel.evaluating import NotEvaluated, evaluated, multiplies_and_adds

@@ -57,7 +57,8 @@ from fuse.kernel.ir import (
     combined,
     identity,
 )
-from fuse.kernel.lower import Declined, Kernel, attempt
+from fuse.kernel.kernel import Declined, Kernel
+from fuse.kernel.lower import attempt
 from fuse.kernel.names import fit_names
 from fuse.kernel.packing import Packing
 from fuse.kernel.target import LoopKernels, Target, Written

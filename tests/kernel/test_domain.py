@@ -10,7 +10,7 @@ from torch import Tensor
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
 from fuse.kernel.domain import MAX_INLINED, Domain, domain_of, join
-from fuse.kernel.lower import Declined
+from fuse.kernel.kernel import Declined
 
 X = torch.zeros(4, 6)
 

@@ -17,8 +17,8 @@ from fuse.graph.capture import capture
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.kernel.cpu.loop_kernel import HEADERS
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.loops.lower_loops import lower_loop
-from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.target import LoopKernels
 from fuse.runtime.cpu import compiler
 from fuse.testing import assert_fuses

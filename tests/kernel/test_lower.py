@@ -12,7 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.errors import FaultWarning
 from fuse.kernel.cpu.prelude import prelude
-from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.kernel import Declined, Kernel
+from fuse.kernel.lower import lower
 from fuse.kernel.recipes import registry as recipes
 from fuse.runtime.cpu.compiler import build
 

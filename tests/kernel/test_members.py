@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.kernel import Kernel
+from fuse.kernel.lower import lower
 from fuse.kernel.sizes.members import FEWEST, ArgumentPlace, Members, alike_parts
 from fuse.kernel.sizes.sized import lowering_for
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from fuse.kernel.lower import Declined
+from fuse.kernel.kernel import Declined
 
 Cases = dict[str, tuple[Any, ...]]
 

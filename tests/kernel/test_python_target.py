@@ -18,8 +18,9 @@ from fuse.graph.loop import Loop
 from fuse.graph.outputs import outputs_of
 from fuse.kernel import target
 from fuse.kernel.ir import KernelBody
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.loops.lower_loops import lower_loop
-from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.lower import lower
 from fuse.kernel.nests.schedule import schedule
 from fuse.kernel.recipes.reading import computation_of
 from fuse.rewrite.pipeline import run_passes

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.arithmetic.extents import Conditions
-from fuse.kernel.lower import Kernel, lower, lower_for_sizes
+from fuse.kernel.kernel import Kernel
+from fuse.kernel.lower import lower, lower_for_sizes
 from fuse.kernel.sizes.region_text import text_and_numbers, with_numbers
 from fuse.kernel.sizes.relations import lifted, relation_of
 from fuse.kernel.sizes.sized import Text, lowering_for

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.kernel.arithmetic.expressions import fn, select
-from fuse.kernel.lower import Declined, Kernel, lower, target_for
+from fuse.kernel.kernel import Declined, Kernel
+from fuse.kernel.lower import lower, target_for
 from fuse.kernel.recipes import registry as recipes
 from fuse.kernel.recipes.registry import Call, recipe
 from fuse.kernel.target import TARGETS

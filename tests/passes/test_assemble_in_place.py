@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse.graph.capture import capture
-from fuse.kernel.lower import Declined
+from fuse.kernel.kernel import Declined
 from fuse.loops.collectors import COLLECTORS
 from fuse.passes import assemble_in_place
 from fuse.rewrite import regions

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import fuse
 from fuse.check.oracle import check
 from fuse.graph.loop_with_ends import LoopWithEnds
+from fuse.kernel.kernel import Kernel
 from fuse.kernel.loops.lower_loops import lower_with_ends
-from fuse.kernel.lower import Kernel
 from fuse.testing import assert_fuses
 
 BATCH, WIDTH = 3, 20

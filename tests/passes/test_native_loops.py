@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.report.show import Report
+from fuse.report.report import Report
 
 pytestmark = pytest.mark.usefixtures("unranked")
 

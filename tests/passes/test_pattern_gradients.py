@@ -18,7 +18,8 @@ from fuse.check.trials import refusal
 from fuse.errors import FuseError
 from fuse.gradients.differentiating import NAME, OWN, by_loops
 from fuse.graph.backward.joint import capture_joint
-from fuse.report.show import Report, show
+from fuse.report.report import Report
+from fuse.report.show import show
 from fuse.rewrite.patterns.definition import define
 
 

@@ -15,7 +15,7 @@ import fuse
 from fuse.check.oracle import check
 from fuse.errors import CompilerMissing
 from fuse.graph.capture import capture
-from fuse.kernel.lower import Declined
+from fuse.kernel.kernel import Declined
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime import making
 from fuse.runtime.programs import schedule

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import fuse
 from fuse import cli
 from fuse.errors import FuseError
-from fuse.report.against import TorchCompiled, compiled
+from fuse.report.report import TorchCompiled
+from fuse.report.timing.against import compiled
 
 MODEL = """
 import torch

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fuse.errors import FuseError
-from fuse.report.bench import BenchReport, bench
-from fuse.report.timing import interleaved, quartiles
+from fuse.report.timing.bench import BenchReport, bench
+from fuse.report.timing.timing import interleaved, quartiles
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from torch import nn
 
 import fuse
 from fuse.errors import FuseError
+from fuse.report.columns import as_text
 from fuse.report.diff import compare, diff_table, read
-from fuse.report.table import as_text
 
 
 def saved(fuel: int | None) -> dict[str, Any]:

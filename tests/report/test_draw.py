@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.errors import FuseError
-from fuse.report.dot import dot
-from fuse.report.draw import draw
-from fuse.report.layered import svg
-from fuse.report.palette import colour
-from fuse.report.reading import Mark
-from fuse.report.show import Report
-from fuse.report.sketch import Arrow, Box, Sketch
+from fuse.report.pictures.dot import dot
+from fuse.report.pictures.draw import draw
+from fuse.report.pictures.layered import svg
+from fuse.report.pictures.palette import colour
+from fuse.report.pictures.reading import Mark
+from fuse.report.pictures.sketch import Arrow, Box, Sketch
+from fuse.report.report import Report
 
 HOSTILE = '</text><script>alert("1")</script> \\N <b>'
 

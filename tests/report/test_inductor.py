@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.async_compile import AsyncCompile
 
-from fuse.report.inductor import generated_code, launches_in
+from fuse.report.timing.inductor import generated_code, launches_in
 
 
 class Model(nn.Module):

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 import fuse
 from fuse.report.loops import Repetition, RolledLoop, formula
-from fuse.report.show import Report
+from fuse.report.report import Report
 from fuse.rewrite.registry import register_pass, unregister
 from fuse.rewrite.verdict import Verdict, rewrite
 from tests.samples import Cell

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import fuse
 from fuse import cli
 from fuse.graph.loading.load import load
-from fuse.report.heap import held_by_libraries
-from fuse.report.show import Report
+from fuse.report.report import Report
+from fuse.report.timing.heap import held_by_libraries
 
 LSTM = str(Path(__file__).parents[2] / "models" / "lstm_loop.py")
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fuse import cli
 from fuse.errors import FuseError
-from fuse.report.bench import BenchReport, bench
-from fuse.report.plot import plot
-from fuse.report.scan import ScanReport, fit, parse_scan, scan, scan_picture, scan_table
-from fuse.report.table import as_text
+from fuse.report.columns import as_text
+from fuse.report.timing.bench import BenchReport, bench
+from fuse.report.timing.plot import plot
+from fuse.report.timing.scan import ScanReport, fit, parse_scan, scan, scan_picture, scan_table
 
 MODEL = """
 import torch

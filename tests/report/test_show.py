@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 import fuse
 from fuse.cost.observe import CountingMode
 from fuse.errors import FaultWarning, FuseError
-from fuse.report.table import as_text, columns, scaled
+from fuse.report.columns import as_text, columns, scaled
 from fuse.rewrite import registry
 from fuse.rewrite.verdict import Verdict, rewrite
 

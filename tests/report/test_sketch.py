@@ -13,9 +13,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from fuse.graph.capture import capture
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.report.reading import describe
+from fuse.report.pictures.reading import describe
+from fuse.report.pictures.sketch import Sketch, boxes_of, sketch
 from fuse.report.show import show
-from fuse.report.sketch import Sketch, boxes_of, sketch
 from tests.samples import Cell
 
 

@@ -23,9 +23,9 @@ from fuse.check.oracle import check
 from fuse.cost.count import by_source
 from fuse.errors import FuseError
 from fuse.graph.loading.load import LoadedModel, load
-from fuse.report import trace_events
-from fuse.report.trace_launches import kind_of_kernel
-from fuse.report.trace_report import compare, trace
+from fuse.report.tracing import trace_events
+from fuse.report.tracing.trace_launches import kind_of_kernel
+from fuse.report.tracing.trace_report import compare, trace
 
 HERE = Path(__file__).parent
 MODEL = str(HERE.parents[1] / "models" / "lstm_loop.py")

@@ -16,10 +16,10 @@ import fuse
 from benchmarks.viewer import FLAGS, browser, generated
 from fuse.errors import FuseError
 from fuse.graph.loading.load import load
-from fuse.report.against import TorchCompiled
 from fuse.report.aligned import diff_page
-from fuse.report.trace_page import trace_page
-from fuse.report.trace_report import trace
+from fuse.report.report import TorchCompiled
+from fuse.report.tracing.trace_page import trace_page
+from fuse.report.tracing.trace_report import trace
 from fuse.report.viewing import embedded, page, view
 
 PROGRAM = browser()
@@ -41,7 +41,7 @@ class Cell(nn.Module):
         return self.left(h) * self.right(h).relu()
 
 
-def report() -> fuse.report.show.Report:
+def report() -> fuse.report.report.Report:
     torch.manual_seed(0)
     return fuse.show(Cell().eval(), (torch.ones(6, 4, 8),), target="cell.py", record=True)
 
@@ -58,12 +58,12 @@ def running() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def shown() -> fuse.report.show.Report:
+def shown() -> fuse.report.report.Report:
     return report()
 
 
 @pytest.fixture(scope="module")
-def path(shown: fuse.report.show.Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(shown: fuse.report.report.Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "cell.html"
     view(shown.to_dict(), path)
     return path
@@ -126,7 +126,7 @@ def test_a_page_opens_from_disk_with_one_request_and_no_complaint(opened: Opened
     assert opened.ask("() => document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_stepping_shows_the_graph_that_fuel_gives(opened: Opened, shown: fuse.report.show.Report) -> None:
+def test_stepping_shows_the_graph_that_fuel_gives(opened: Opened, shown: fuse.report.report.Report) -> None:
     recording = shown.ledger.recording
     assert recording is not None
     last = len(shown.ledger.rewrites)
@@ -157,7 +157,7 @@ def test_what_a_rewrite_changed_is_marked_and_the_graph_before_it_can_be_seen(op
 MARKED = "() => fuseViewer.shown[0].picture.layout.shapes.filter((item) => item.marked).length"
 
 
-def test_line_operator_and_kernel_lead_to_each_other(opened: Opened, shown: fuse.report.show.Report) -> None:
+def test_line_operator_and_kernel_lead_to_each_other(opened: Opened, shown: fuse.report.report.Report) -> None:
     assert shown.record is not None
     kernel = shown.record["kernels"][0]
     line = kernel["lines"][0]
@@ -221,7 +221,7 @@ def test_boxes_open_and_close(opened: Opened) -> None:
     opened.until("location.hash.includes('close=')")
 
 
-def test_search_finds_operators_lines_kernels_and_reasons(opened: Opened, shown: fuse.report.show.Report) -> None:
+def test_search_finds_operators_lines_kernels_and_reasons(opened: Opened, shown: fuse.report.report.Report) -> None:
     assert shown.record is not None
     reason = shown.record["declined"][0]["reason"]
     for word, sort in (
@@ -241,7 +241,7 @@ def test_search_finds_operators_lines_kernels_and_reasons(opened: Opened, shown:
     assert opened.ask(MARKED) > 0
 
 
-def test_a_reason_is_four_actions_away_and_names_the_command(opened: Opened, shown: fuse.report.show.Report) -> None:
+def test_a_reason_is_four_actions_away_and_names_the_command(opened: Opened, shown: fuse.report.report.Report) -> None:
     """One to the list, one to the reason, one to the candidate."""
     assert shown.record is not None
     declined = shown.record["declined"][0]
@@ -254,7 +254,7 @@ def test_a_reason_is_four_actions_away_and_names_the_command(opened: Opened, sho
 
 
 def test_from_a_line_and_from_an_operator_a_reason_is_two_actions_away(
-    opened: Opened, shown: fuse.report.show.Report
+    opened: Opened, shown: fuse.report.report.Report
 ) -> None:
     """One to the operator, in the source or in the picture, and one to why it stays out of its neighbour's kernel."""
     assert shown.record is not None
@@ -310,7 +310,7 @@ def test_layers_put_figures_on_the_graph(opened: Opened, layer: str) -> None:
     assert opened.ask("() => fuseViewer.shown[0].picture.layout.shapes.some((item) => item.badge)")
 
 
-def test_launches_on_the_picture_are_those_of_the_report(opened: Opened, shown: fuse.report.show.Report) -> None:
+def test_launches_on_the_picture_are_those_of_the_report(opened: Opened, shown: fuse.report.report.Report) -> None:
     opened.tab.select_option("#layer", "launches")
     total = "() => fuseViewer.shown[0].tree.root.items.reduce((sum, item) => sum + item.amount, 0)"
     assert opened.ask(total) == shown.after.launches

@@ -28,8 +28,9 @@ from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_reserved
 from fuse.kernel.cpu.product_frame import ALIGNMENT, aligned
 from fuse.kernel.cpu.work import is_parallel
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.loops.loop_sizes import strides_in
-from fuse.kernel.lower import Declined, Kernel, attempt, readable_name, structure
+from fuse.kernel.lower import attempt, readable_name, structure
 from fuse.kernel.names import fit_names
 from fuse.kernel.nests.schedule import schedule
 from fuse.kernel.recipes.products import products_below

@@ -24,11 +24,12 @@ from fuse.kernel.cpu.loop_units import units_text
 from fuse.kernel.cpu.names import is_reserved_in_loops
 from fuse.kernel.cpu.product_frame import ALIGNMENT, PACKING, several
 from fuse.kernel.cpu.work import PARALLEL_WORK
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.loops.loop_nests import Frame
 from fuse.kernel.loops.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loops.loop_stages import Cut, Kept
 from fuse.kernel.loops.loop_step import read_step
-from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
+from fuse.kernel.lower import MAX_NAME_PARTS, attempt, serve, structure
 from fuse.kernel.names import plain_name
 from fuse.kernel.sizes.region_text import Numbers, text_and_numbers, with_numbers
 from fuse.kernel.sizes.sized import Text, call_at_hand

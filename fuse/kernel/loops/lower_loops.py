@@ -13,7 +13,8 @@ from torch.fx import GraphModule
 
 from fuse.graph.loop import Loop
 from fuse.graph.loop_with_ends import LoopWithEnds
-from fuse.kernel.lower import Declined, Kernel, target_for, tensors_of
+from fuse.kernel.kernel import Declined, Kernel
+from fuse.kernel.lower import target_for, tensors_of
 from fuse.kernel.target import LoopKernels
 
 

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
 
 from fuse.graph.outputs import outputs_of
-from fuse.kernel.lower import Kernel
+from fuse.kernel.kernel import Kernel
 from fuse.runtime.cpu.blas import product
 from fuse.runtime.cpu.functions import addresses_of
 from fuse.runtime.cpu.tables import Tables, runner, scratch_bytes

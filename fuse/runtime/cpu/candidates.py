@@ -20,7 +20,8 @@ from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.cpu.product_frame import HEADERS, MOST_PANELS, PARALLEL_PRODUCT
 from fuse.kernel.cpu.tiled_products import by_cost_of_panels
 from fuse.kernel.cpu.work import PARALLEL_WORK, works
-from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.kernel import Kernel
+from fuse.kernel.lower import lower
 from fuse.kernel.nests.schedule import schedule
 from fuse.kernel.recipes.reading import computation_of
 

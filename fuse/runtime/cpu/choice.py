@@ -20,7 +20,8 @@ from collections.abc import Callable
 import torch
 from torch.fx import GraphModule, Node
 
-from fuse.kernel.lower import Declined, Kernel, lower, structure
+from fuse.kernel.kernel import Declined, Kernel
+from fuse.kernel.lower import lower, structure
 from fuse.runtime.building import tuning
 from fuse.runtime.cpu import blas_speed, processor
 from fuse.runtime.cpu.candidate_runs import Run, run_of_library, runs_of_kernels

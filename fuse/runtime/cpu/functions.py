@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from fuse.kernel.cpu.loop_kernel import HEADERS as LOOP_HEADERS
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
-from fuse.kernel.lower import Kernel
+from fuse.kernel.kernel import Kernel
 from fuse.runtime.cpu.compiler import build_many, built_by
 
 FOR_A_LINE, FOR_A_LINE_BEHIND_HEADERS, FOR_HEADERS = 0.5, 1.0, 350.0

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuse.kernel.lower import Declined, Kernel
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.runtime.programs.libraries import LibraryProduct
 
 if TYPE_CHECKING:

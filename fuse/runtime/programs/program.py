@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 
 from fuse.devices import without_autocast
 from fuse.graph.strides import extent
-from fuse.kernel.lower import Kernel
+from fuse.kernel.kernel import Kernel
 from fuse.runtime.building.interrupts import awaited
 from fuse.runtime.programs.call_code import ProgramMemory, Writer, function_of
 from fuse.runtime.programs.footprint import fresh_results

@@ -34,8 +34,8 @@ from fuse.graph.numbers.learned import Learning
 from fuse.graph.outputs import finished, outputs_of
 from fuse.graph.signature import Signature
 from fuse.graph.strides import extent
+from fuse.kernel.kernel import Declined, Kernel
 from fuse.kernel.loops.lower_loops import lower_loop, lower_with_ends
-from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.target import LoopKernels
 from fuse.runtime.programs.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.programs.device import Runtime, runtime_of

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fuse.graph.loop import LoopSpec
-from fuse.kernel.lower import Kernel
+from fuse.kernel.kernel import Kernel
 from fuse.ops import Kind
 from fuse.runtime.programs.device import Runtime
 from fuse.runtime.programs.libraries import LibraryProduct

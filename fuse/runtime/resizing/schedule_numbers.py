@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from fuse.graph.signature import OutputSpec, Signature
-from fuse.kernel.lower import Kernel
+from fuse.kernel.kernel import Kernel
 from fuse.kernel.sizes.region_text import Numbers, SizedTensor
 from fuse.runtime.programs import layout
 from fuse.runtime.programs.layout import is_lazy

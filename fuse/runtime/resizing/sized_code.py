@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from fuse.kernel.lower import Kernel
+from fuse.kernel.kernel import Kernel
 from fuse.kernel.sizes.region_text import SizedTensor
 from fuse.runtime.resizing.resized import NotResized
 from fuse.runtime.resizing.schedule_numbers import Mapped, SizedPart

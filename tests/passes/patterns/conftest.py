@@ -9,7 +9,7 @@ import pytest
 
 from fuse.check.pattern import Verification, verify
 from fuse.graph.function import Function
-from fuse.report.show import Report
+from fuse.report.report import Report
 from fuse.rewrite.patterns import registry
 from fuse.testing import assert_fuses
 

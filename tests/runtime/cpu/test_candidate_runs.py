@@ -14,7 +14,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.config import Config
-from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.kernel import Kernel
+from fuse.kernel.lower import lower
 from fuse.runtime.cpu import candidate_runs
 from fuse.runtime.cpu.candidate_runs import made_up, run_of_library, runs_of_kernels
 

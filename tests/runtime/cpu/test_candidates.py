@@ -14,7 +14,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuse
-from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.kernel import Kernel
+from fuse.kernel.lower import lower
 from fuse.runtime.building import tuning
 from fuse.runtime.cpu.candidates import kernels_of
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.kernel.lower import Kernel
+from fuse.kernel.kernel import Kernel
 from fuse.runtime.cpu.functions import units_of
 
 pytestmark = pytest.mark.usefixtures("empty_cache")

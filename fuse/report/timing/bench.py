@@ -30,11 +30,11 @@ from fuse.check.compare import compare
 from fuse.cost.observe import CountingMode
 from fuse.errors import FuseError
 from fuse.notebook import preformatted
-from fuse.report.inductor import generated_code, launches_in
-from fuse.report.machine import machine, versions
-from fuse.report.profiling import write_profile
-from fuse.report.table import columns
-from fuse.report.timing import Quartiles, interleaved, quartiles
+from fuse.report.columns import columns
+from fuse.report.timing.inductor import generated_code, launches_in
+from fuse.report.timing.machine import machine, versions
+from fuse.report.timing.timing import Quartiles, interleaved, quartiles
+from fuse.report.tracing.profiling import write_profile
 
 PEERS = ("eager", "compile", "tuned")
 
@@ -103,7 +103,7 @@ class BenchReport:
         return preformatted(self)
 
     def __str__(self) -> str:
-        from fuse.report.table import as_text
+        from fuse.report.columns import as_text
 
         return as_text(bench_table(self))
 

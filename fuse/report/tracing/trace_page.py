@@ -19,8 +19,8 @@ from fuse.cost.profiles import DEFAULT
 from fuse.errors import FuseError
 from fuse.graph.sources import Line
 from fuse.report.files import write
-from fuse.report.trace_launches import Launch
-from fuse.report.trace_report import TINY_MICROSECONDS, TraceReport, compare
+from fuse.report.tracing.trace_launches import Launch
+from fuse.report.tracing.trace_report import TINY_MICROSECONDS, TraceReport, compare
 from fuse.report.viewing import page
 
 MOST_SHOWN = 20_000

@@ -30,7 +30,7 @@ import torch
 import fuse
 from fuse.cost.allocated import peak_allocated
 from fuse.graph.loading.load import LoadedModel, load
-from fuse.report.profiling import silent
+from fuse.report.tracing.profiling import silent
 from fuse.runtime.guards.call_guards import flatten
 
 SOURCE = Path(__file__).parent / "heap.c"
@@ -77,7 +77,7 @@ def counter_in(folder: Path) -> Path:
 
 def _first_run_apart(counter: Path, *arguments: str) -> int:
     ran = subprocess.run(
-        [sys.executable, "-m", "fuse.report.heap", *arguments],
+        [sys.executable, "-m", "fuse.report.timing.heap", *arguments],
         env={**os.environ, "LD_PRELOAD": str(counter)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -24,60 +24,12 @@ import torch
 from torch import nn
 
 from fuse.graph.sources import line_at, line_traced
-from fuse.report.inductor import calls_in, generated_code
+from fuse.report.report import Break, CompiledKernel, Refusal, TorchCompiled
+from fuse.report.timing.inductor import calls_in, generated_code
 
 _NEVER_TRIED = "one of the two is a library or ATen call, and Inductor does not try to fuse those"
 Computed = tuple[tuple[str, ...], tuple[str, ...]]
 """The user's lines and the ATen operators that a kernel computes."""
-
-
-@dataclass(frozen=True)
-class Break:
-    """Where Dynamo ended a graph and ran Python, and why."""
-
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """A generated kernel or a library's: the user's lines and the ATen operators that it computes."""
-
-    name: str
-    launches: int
-    lines: tuple[str, ...]
-    operators: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why Inductor did not fuse ``count`` pairs of nodes; ``lines`` are the user's lines of the first pair."""
-
-    reason: str
-    count: int
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TorchCompiled:
-    """The result of ``torch.compile`` for one call. ``lines`` has the launches of each user line.
-
-    A kernel with operators of several lines counts for the first of them. ``obstacle`` is the error if compiling
-    failed.
-    """
-
-    launches: int
-    graphs: int
-    breaks: tuple[Break, ...]
-    kernels: tuple[CompiledKernel, ...]
-    refusals: tuple[Refusal, ...]
-    seconds: float
-    lines: Mapping[str, int] = field(default_factory=dict)
-    obstacle: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return asdict(self)
 
 
 def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> TorchCompiled:

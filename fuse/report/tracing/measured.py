@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import fuse
 from fuse.graph.signature import Dispatch
 from fuse.report.aligned import state_of
-from fuse.report.profiling import silent
-from fuse.report.trace_events import events
-from fuse.report.trace_launches import Launch, recording
-from fuse.report.trace_model import expected_launches
+from fuse.report.report import Measured, Side
+from fuse.report.tracing.profiling import silent
+from fuse.report.tracing.trace_events import events
+from fuse.report.tracing.trace_launches import Launch, recording
+from fuse.report.tracing.trace_model import expected_launches
 
 CALLS, SECONDS = 10, 2.0
 """The number of recorded calls of each side; fewer if they take too long."""
@@ -38,49 +38,6 @@ _CALL = "fuse measure"
 
 Key = tuple[str, ...]
 """Key that matches launches with rows: line, and operator or kind."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """One call of eager or of fuse, in microseconds, by the profiler's clock.
-
-    ``busy`` is the time in launches, ``span`` the time from the first launch to the end of the last. ``rows`` are (id,
-    microseconds) of nodes. ``obstacle`` says why launches could not be matched with the report.
-    """
-
-    launches: int
-    busy: float
-    span: float
-    lines: Mapping[str, float]
-    rows: Sequence[tuple[int, float]]
-    obstacle: str = ""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of eager (``before``) and fused (``after``), with the number of calls and threads.
-
-    ``libraries``: the peak bytes that eager's libraries held for themselves, if observed.
-    """
-
-    calls: int
-    threads: int
-    before: Side
-    after: Side
-    libraries: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Totals; the record has lines and rows."""
-        sides = {name: getattr(self, name) for name in ("before", "after")}
-        return {
-            "calls": self.calls,
-            "threads": self.threads,
-            "libraries": self.libraries,
-            **{
-                name: {"launches": side.launches, "busy": side.busy, "span": side.span, "obstacle": side.obstacle}
-                for name, side in sides.items()
-            },
-        }
 
 
 def measure(

@@ -17,9 +17,9 @@ import html
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fuse.report.palette import colour
-from fuse.report.reading import Mark
-from fuse.report.sketch import Arrow, Box, Sketch, marks_of
+from fuse.report.pictures.palette import colour
+from fuse.report.pictures.reading import Mark
+from fuse.report.pictures.sketch import Arrow, Box, Sketch, marks_of
 
 LETTER_WIDTH = 7.0
 MARK_HEIGHT = 42.0

@@ -21,7 +21,7 @@ from functools import cache
 import torch
 
 from fuse import ops
-from fuse.report.trace_events import ANNOTATION, DEVICE, OPERATOR, PYTHON, RUNTIME, Event
+from fuse.report.tracing.trace_events import ANNOTATION, DEVICE, OPERATOR, PYTHON, RUNTIME, Event
 
 OWN = re.compile(r"fuse::(?P<kind>\w+) (?P<name>\S+)(?: at (?P<line>.+))?$")
 _GENERATED = re.compile(r"(^|_)(cpp|triton)_\w*fused")
@@ -43,6 +43,9 @@ _BY_NAME: tuple[tuple[str, ops.Kind], ...] = (
     ("elementwise|triton_poi_|pointwise|vectorized|multi_tensor_apply", "pointwise"),
 )
 """Kinds by the names of kernels on devices, the first match counts; libraries publish no list of names."""
+
+BENCH = "fuse bench: "
+"""The prefix of the annotation that ``fuse bench --profile`` puts around a contender's call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ import html
 
 import graphviz
 
-from fuse.report.palette import colour
-from fuse.report.reading import Mark
-from fuse.report.sketch import Box, Sketch, boxes_of, marks_of
+from fuse.report.pictures.palette import colour
+from fuse.report.pictures.reading import Mark
+from fuse.report.pictures.sketch import Box, Sketch, boxes_of, marks_of
 
 FONT = "Helvetica,Arial,sans-serif"
 

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from fuse.errors import FuseError
-from fuse.report.trace_report import BENCH
+from fuse.report.tracing.trace_launches import BENCH
 
 
 def write_profile(path: Path, calls: Mapping[str, Callable[[], Any]]) -> None:

@@ -19,10 +19,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fuse.errors import FuseError
-from fuse.report.bench import BenchReport
-from fuse.report.machine import machine
-from fuse.report.plot import plot
-from fuse.report.table import columns
+from fuse.report.columns import columns
+from fuse.report.timing.bench import BenchReport
+from fuse.report.timing.machine import machine
+from fuse.report.timing.plot import plot
 
 MOST_VALUES = 64
 _FORM = re.compile(r"(?P<name>[^\W\d]\w*)=(?P<first>\d+):(?P<last>\d+):(?P<geometric>x?)(?P<step>\d+)")

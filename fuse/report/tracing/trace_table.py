@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fuse.report.table import columns
-from fuse.report.trace_report import TimeShare, TraceReport
+from fuse.report.columns import columns
+from fuse.report.tracing.trace_report import TimeShare, TraceReport
 
 _LINES_SHOWN = 12
 _UNKNOWN_SHOWN = 5

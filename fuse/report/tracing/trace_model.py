@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fuse.cost import profiles
 from fuse.cost.count import calls_of_dispatches, count_graph
@@ -16,9 +16,23 @@ from fuse.devices import device_of
 from fuse.graph.capture import capture
 from fuse.graph.loading.load import LoadedModel
 from fuse.graph.signature import Dispatch
-from fuse.report.trace_launches import Launch
-from fuse.report.trace_report import Rewritten
+from fuse.report.tracing.trace_launches import Launch
 from fuse.rewrite.pipeline import run_passes
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The effect of fuse's passes on a model whose calls are in the trace.
+
+    ``calls`` is the number of calls found; ``before`` and ``after`` are launches of one call. If no call was found,
+    ``obstacle`` says where the trace differs from the model.
+    """
+
+    target: str
+    calls: int
+    before: int
+    after: int
+    obstacle: str = ""
 
 
 def matched(launches: Sequence[Launch], model: LoadedModel, target: str = "") -> tuple[Rewritten, tuple[Launch, ...]]:

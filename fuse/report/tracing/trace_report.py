@@ -15,14 +15,13 @@ from typing import Any
 from fuse.graph.loading.load import LoadedModel
 from fuse.graph.periods import find_repetitions
 from fuse.ops import REPORTED_KINDS
-from fuse.report.trace_events import events
-from fuse.report.trace_launches import Launch, TraceRecording, recording
+from fuse.report.tracing.trace_events import events
+from fuse.report.tracing.trace_launches import BENCH, Launch, TraceRecording, recording
+from fuse.report.tracing.trace_model import Rewritten, matched
 
 SCHEMA_VERSION = 1
 TINY_MICROSECONDS = 10.0
 """A launch shorter than this takes about as long to start as to run, in microseconds."""
-BENCH = "fuse bench: "
-"""The prefix of the annotation that ``fuse bench --profile`` puts around a contender's call."""
 _REPEATS_SHOWN = 5
 
 
@@ -47,21 +46,6 @@ class RepeatedLaunches:
     names: tuple[str, ...]
     source: str
     start: int = 0
-
-
-@dataclass(frozen=True)
-class Rewritten:
-    """The effect of fuse's passes on a model whose calls are in the trace.
-
-    ``calls`` is the number of calls found; ``before`` and ``after`` are launches of one call. If no call was found,
-    ``obstacle`` says where the trace differs from the model.
-    """
-
-    target: str
-    calls: int
-    before: int
-    after: int
-    obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,8 +91,8 @@ class TraceReport:
         return {"schema_version": SCHEMA_VERSION, **plain, "formula": self.formula, "parts": parts}
 
     def __str__(self) -> str:
-        from fuse.report.table import as_text
-        from fuse.report.trace_table import trace_table
+        from fuse.report.columns import as_text
+        from fuse.report.tracing.trace_table import trace_table
 
         return as_text(trace_table(self))
 
@@ -122,8 +106,6 @@ def trace(path: Path, model: LoadedModel | None = None, target: str = "") -> Tra
     launches = read.launches
     rewritten: Rewritten | None = None
     if model is not None:
-        from fuse.report.trace_model import matched
-
         rewritten, launches = matched(launches, model, target)
     parts = [
         replace(_report(annotation.name.removeprefix(BENCH), read, inside), launching=0.0)

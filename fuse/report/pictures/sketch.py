@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
-from fuse.report.reading import Entry, LeafReading, Mark, read
+from fuse.report.pictures.reading import Entry, LeafReading, Mark, read
 from fuse.report.repeats import Repeat, fold, representatives
 
 READABLE_NODES = 400

@@ -15,12 +15,13 @@ from importlib import resources
 from pathlib import Path
 
 from fuse.errors import FuseError
-from fuse.report.dot import dot
+from fuse.report.columns import as_text
 from fuse.report.files import write
-from fuse.report.layered import svg
-from fuse.report.show import Report
-from fuse.report.sketch import sketch
-from fuse.report.table import as_text, report_table
+from fuse.report.pictures.dot import dot
+from fuse.report.pictures.layered import svg
+from fuse.report.pictures.sketch import sketch
+from fuse.report.report import Report
+from fuse.report.table import report_table
 
 SUFFIXES = (".dot", ".svg", ".html")
 LAYOUT_SECONDS = 60.0
@@ -84,7 +85,9 @@ def _laid_out(text: str) -> tuple[str | None, str]:
 
 def _page(report: Report, picture: str) -> str:
     """One HTML page with the table and the picture, which needs no network and runs no script."""
-    template = string.Template(resources.files("fuse.report").joinpath("page.html").read_text(encoding="utf-8"))
+    template = string.Template(
+        resources.files("fuse.report.pictures").joinpath("page.html").read_text(encoding="utf-8")
+    )
     return template.substitute(
         title=html.escape(report.target),
         table=html.escape(as_text(report_table(report))),

@@ -1,0 +1,1 @@
+"""Pictures of a graph before and after: dot, SVG and HTML."""

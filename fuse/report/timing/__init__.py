@@ -1,0 +1,1 @@
+"""Times of a model against eager, torch.compile and hand-tuned peers."""

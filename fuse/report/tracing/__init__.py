@@ -1,0 +1,1 @@
+"""Traces of real runs, of any model, and launches measured with the profiler."""
