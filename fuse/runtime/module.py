@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -95,6 +96,10 @@ def compile(
     if precision is not None and precision != "relaxed":
         model = in_precision(model, Precision(precision) if isinstance(precision, str) else precision)
     return _fused(Engine(model, freeze, passes, dynamic_shapes=dynamic_shapes))
+
+
+_OF_CALLS = ("_call_impl", "_slow_forward", "_wrapped_call_impl")
+"""Methods that lead from a call to ``forward``, here to the engine."""
 
 
 class Fused(nn.Module):
@@ -196,14 +201,33 @@ def _made_of(model: nn.Module, freeze: bool, passes: Any, fuel: int | None, dyna
 
 def _fused(engine: Engine) -> Fused:
     cls = type(engine.model)
-    return _with_special_methods(tuple(name for name in _SPECIAL if hasattr(cls, name)))(engine)
+    special = [name for name in _SPECIAL if hasattr(cls, name)]
+    return _with_methods((*special, *(name for name in _OVERRIDABLE if _overrides(cls, name))))(engine)
+
+
+def _overrides(cls: type[nn.Module], name: str) -> bool:
+    own = getattr(cls, name)
+    return own is not getattr(nn.Module, name) and callable(own)
+
+
+_OVERRIDABLE = tuple(
+    name
+    for name in sorted(vars(nn.Module).keys() - vars(Fused).keys())
+    if isinstance(vars(nn.Module)[name], FunctionType) and not name.startswith("__") and name not in _OF_CALLS
+)
+"""Methods of ``nn.Module`` that are the model's where its class has its own."""
 
 
 @functools.cache
-def _with_special_methods(names: tuple[str, ...]) -> type[Fused]:
-    """The class of compiled models whose own classes have these special methods."""
+def _with_methods(names: tuple[str, ...]) -> type[Fused]:
+    """The class of compiled models with these methods of the model's class."""
     return type(Fused.__name__, (Fused,), {name: _of_the_model(name) for name in names}) if names else Fused
 
 
 def _of_the_model(name: str) -> Callable[..., Any]:
-    return lambda self, *args: getattr(self._own().model, name)(*args)
+    def method(self: Fused, *args: Any, **kwargs: Any) -> Any:
+        model = self._own().model
+        result = getattr(model, name)(*args, **kwargs)
+        return self if result is model else result
+
+    return method

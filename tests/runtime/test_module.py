@@ -567,6 +567,52 @@ def test_a_compiled_container_is_a_container() -> None:
     assert not hasattr(fuse.compile(Net()), "__len__")
 
 
+class Overrides(Net):
+    """Has its own say in what ``nn.Module`` does."""
+
+    precision = "float32"
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield self.inner.bias
+
+    def to(self, *args: Any, **kwargs: Any) -> Overrides:
+        self.precision = str(args[0])
+        return super().to(*args, **kwargs)
+
+    def eval(self) -> Overrides:
+        super().eval()
+        self.inner.train()
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict[prefix + "calls"] = state_dict.pop(prefix + "count")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def get_extra_state(self) -> str:
+        return self.precision
+
+    def set_extra_state(self, state: str) -> None:
+        self.precision = state
+
+
+def test_methods_of_modules_are_the_models_where_it_has_its_own() -> None:
+    model = Overrides()
+    fused, x = fuse.compile(model), torch.randn(3, 4)
+    assert list(fused.parameters()) == [model.inner.bias]
+    assert fused.to(torch.float64) is fused
+    assert model.precision == "torch.float64"
+    assert fused.eval() is fused
+    assert model.inner.training
+    assert_fused(fused, model, x.double())
+    whole = nn.Sequential(fuse.compile(other := Overrides()))
+    state = nn.Sequential(fused).state_dict()
+    state["0.count"] = state.pop("0.calls") + 7
+    whole.load_state_dict(state)
+    assert other.calls == 7
+    assert other.precision == "torch.float64"
+    torch.testing.assert_close(whole(x), other(x))
+
+
 def test_hooks_for_the_state_of_a_compiled_model_are_called() -> None:
     model, called = Net(), []
     fused = fuse.compile(model)
