@@ -149,6 +149,8 @@ def passed(value: Any) -> Any:
         return value.passed()
     if kind is tuple or kind is list:
         return kind(map(passed, value))
+    if isinstance(value, torch.Size):
+        return tuple(map(passed, value))
     if kind is dict:
         return {name: passed(one) for name, one in value.items()}
     if kind is slice:
