@@ -13,6 +13,7 @@ the call's sizes (``x / length``), since calls of other sizes would differ.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -78,11 +79,16 @@ def varying_with_sizes(graph: GraphModule, known: Mapping[Node, float]) -> set[N
     """Operators whose user line calls them with another number in calls of other sizes."""
     found: set[Node] = set()
     if (call := call_at_hand()) is not None:
+        paddings: Counter[object] = Counter()
         for node in graph.graph.nodes:
             others = arguments(node, known)[1:] if node.target in RULES else ()
             if any(type(argument) in (int, float) or _are_numbers(argument) for argument in others):
                 place = ("number", node.target, node.meta.get("source"))
-                if call.follows_from_sizes(place, surgery.constant_key(others)):
+                varies = call.follows_from_sizes(place, surgery.constant_key(others))
+                if node.target is aten.constant_pad_nd.default:
+                    paddings[place] += 1
+                    varies = call.varies((*place, paddings[place]), not any(others[0]), graph) or varies
+                if varies:
                     found.add(node)
     return found
 

@@ -11,6 +11,7 @@ result, which is a tensor object of its own in eager mode.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from fuse.kernel.sizes.sized import call_at_hand
 from fuse.rewrite import effects, surgery, view_layouts
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -32,11 +34,14 @@ ViewCall = tuple[OpOverload, tuple[Any, ...]]
 def view_chains(graph: GraphModule) -> Iterator[Verdict]:
     """Replace a chain of views by one view, or by none."""
     results = set(effects.results(graph))
+    sized = cutting_at_some_sizes(graph)
     for node in list(graph.graph.nodes):
         if node._erased or not isinstance(node.target, OpOverload) or (base := viewed_tensor(node)) is None:
             continue
         origin = viewed_tensor(base)
-        if same := next((other for other in (base, origin) if other and layout(other) == layout(node)), None):
+        if node in sized or (base in sized and origin is not None):
+            yield declined(node, "a slice cuts nothing here, or cuts, as sizes vary: all sizes share the kernels")
+        elif same := next((other for other in (base, origin) if other and layout(other) == layout(node)), None):
             if node in results:
                 yield declined(node, "the view is itself a result")
             else:
@@ -46,6 +51,20 @@ def view_chains(graph: GraphModule) -> Iterator[Verdict]:
                 yield rewrite((base, node), shorten, node, origin, call)
             else:
                 yield declined((base, node), "no single view gives the same layout")
+
+
+def cutting_at_some_sizes(graph: GraphModule) -> set[Node]:
+    """The slices that cut nothing in some calls, and something in others."""
+    found: set[Node] = set()
+    if (call := call_at_hand()) is not None:
+        slices_at: Counter[object] = Counter()
+        for node in graph.graph.find_nodes(op="call_function", target=aten.slice.Tensor):
+            place = ("slice", node.meta.get("source"))
+            slices_at[place] += 1
+            whole = node.meta["val"].size() == node.args[0].meta["val"].size()
+            if call.varies((*place, slices_at[place]), whole, graph):
+                found.add(node)
+    return found
 
 
 def viewed_tensor(node: Node) -> Node | None:

@@ -28,6 +28,7 @@ from fuse.graph.outputs import outputs_of
 from fuse.kernel.arithmetic.extents import Conditions, NeedsNumber
 from fuse.kernel.arithmetic.index import NotAffine, SplitNeeded
 from fuse.kernel.config import DEFAULT, Config
+from fuse.kernel.independent_sizes import independent_sizes
 from fuse.kernel.kernel import Declined, Kernel, Served
 from fuse.kernel.names import plain_name
 from fuse.kernel.recipes.reading import computation_of, values_of
@@ -109,13 +110,8 @@ def _for_sizes(region: GraphModule, members: Members | None) -> Kernel | None:
             sized, conditions, at and Members(at[0], tuple(ArgumentPlace(*place) for place in at[1]))
         )
 
-    return serve(
-        _TEXTS.setdefault(spelling, Text()),
-        numbers,
-        call.occurrence(spelling, numbers),
-        call.sizes,
-        lower,
-    )
+    apart = call.sizes | independent_sizes(region) if call.sizes else call.sizes
+    return serve(_TEXTS.setdefault(spelling, Text()), numbers, call.occurrence(spelling, numbers), apart, lower)
 
 
 def _places(members: Members | None) -> Any:

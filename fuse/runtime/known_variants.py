@@ -25,6 +25,7 @@ from fuse.runtime.guards.state_guard import StateGuard
 from fuse.runtime.making import Maker, ModelCall, make, of_size
 from fuse.runtime.programs.steps import Fallback
 from fuse.runtime.sizes.new_sizes import NewSizes
+from fuse.runtime.sizes.other_remainders import plan_other_remainders
 from fuse.runtime.sizes.other_sides import compile_other_sides
 from fuse.runtime.sizes.reaching import learn
 from fuse.runtime.variants.compiled import Compiled
@@ -144,6 +145,9 @@ class KnownVariants:
             how = self.new_sizes.compiling(call, self.held())
             sized = self._of_size(call, between) if between else None
             varying = self.new_sizes.varying(call, self.held()) if sized is None else []
+            if varying:
+                kind = self.kind_of(call, self.guards())
+                plan_other_remainders(self.maker, self.new_sizes, call, kind, varying)
             try:
                 with compiling(how):
                     resized = between.captured() if between and sized is None else None

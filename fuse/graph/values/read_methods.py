@@ -26,6 +26,7 @@ from fuse.graph.patches.patched import in_this_thread, patched
 from fuse.graph.values.positions import Positions
 from fuse.graph.values.tensor_indices import windows_in
 from fuse.graph.values.value_reads import Reader
+from fuse.graph.values.whole_slices import sliced
 
 _CONDITIONAL = "_hop_compile_and_call"
 """The function that runs ``torch.cond`` and similar operators. torch 2.11 lacks it; there they cannot be captured."""
@@ -56,6 +57,7 @@ def reads_followed(reader: Reader, positions: Positions) -> Iterator[None]:
     def part(tensor: Any, index: Any) -> Any:
         if (type(index) not in (int, slice) or windows_in(index)) and follows(tensor):
             found = positions.looked_up(tensor, index, get)
+            found = sliced(tensor, index, get) if found is None else found
             if found is not None:
                 return found
         return get(tensor, index)

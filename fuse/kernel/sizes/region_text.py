@@ -23,6 +23,17 @@ Numbers = tuple[Any, ...]
 """The integers of a region in order, and the floats among its arguments."""
 
 
+_OF_ANY_SIGN = frozenset({torch.ops.aten.constant_pad_nd.default, torch.ops.aten.slice.Tensor})
+"""Operators whose numbers may be negative, zero or one in some calls, and larger in others."""
+MOVED = 1 << 20
+"""What is added to these numbers: the others are sizes, which are never so small where they vary."""
+
+
+def is_moved(column: Sequence[Any]) -> bool:
+    """Whether a number with these values in several calls is one to which ``MOVED`` was added."""
+    return all(type(number) is int and number > MOVED // 2 for number in column)
+
+
 def text_and_numbers(
     region: GraphModule, name_of: Callable[[Node], str], extra: Any = (), reals: bool = False
 ) -> tuple[str, Numbers]:
@@ -40,8 +51,7 @@ def text_and_numbers(
     numbers_of = {node: number for number, node in enumerate(region.graph.nodes)}
     for node in region.graph.nodes:
         args = [_text_of(argument, numbers_of, varies, reals) for argument, varies in arguments_of(node)]
-        for argument, varies in arguments_of(node):
-            mapped(argument, take if varies else itself, reals=reals)
+        mapped_arguments(node, take, reals=reals)
         layouts = [_layout_text(value) for value in parts_of(node.meta.get("val"))]
         for value in parts_of(node.meta.get("val")):
             _sized(value, take)
@@ -66,7 +76,7 @@ def with_numbers(
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in region.graph.nodes:
-        given = [mapped(argument, take if varies else itself, copies, reals) for argument, varies in arguments_of(node)]
+        given = mapped_arguments(node, take, copies, reals)
         args, kwargs = tuple(given[: len(node.args)]), dict(zip(node.kwargs, given[len(node.args) :], strict=True))
         made = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         made.meta = dict(node.meta)
@@ -107,6 +117,21 @@ def _innermost(kind: Any) -> str:
 
 def itself(number: Any) -> Any:
     return number
+
+
+def mapped_arguments(
+    node: Node, take: Callable[[Any], Any], nodes: Mapping[Node, Any] | None = None, reals: bool = False
+) -> list[Any]:
+    """The arguments of a node with every number ``n`` that may be a size replaced by ``take(n)``.
+
+    A width of a padding, or an end of a slice, is ``take(n + MOVED) - MOVED``.
+    """
+
+    def moved(number: Any) -> Any:
+        return take(number + MOVED) - MOVED if type(number) is int else take(number)
+
+    of_node = moved if node.target in _OF_ANY_SIGN else take
+    return [mapped(one, of_node if varies else itself, nodes, reals) for one, varies in arguments_of(node)]
 
 
 def _is_real(argument: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fuse.kernel.arithmetic.extents import LEAST, LEAST_LOWERED, Conditions, Extent, Real
 from fuse.kernel.arithmetic.polynomials import Terms, product_of, sum_of
-from fuse.kernel.sizes.region_text import Numbers
+from fuse.kernel.sizes.region_text import MOVED, Numbers, is_moved
 
 FEWEST_OF_SUMS = 4
 """Fewest calls from which follows that a number is the sum of two sizes."""
@@ -62,7 +62,7 @@ def relation_of(
             if column in rests:
                 terms = sum_of(*(product_of(known[int, of], (((), times),)) for of, times in rests[column]))
             elif column[0] not in apart:
-                terms = _shift(column, sizes) or _sum(column, sizes)
+                terms = _shift(column, sizes) or _sum(column, sizes) or _moved(column, factors)
             if terms is None and min(column) < 0:
                 opposite = known.get((int, tuple(-number for number in column)))
                 terms = product_of(opposite, (((), -1),)) if opposite is not None else _difference(column, factors)
@@ -144,6 +144,12 @@ def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
         if all(c == sign * a + shift for c, a in zip(column, one, strict=True)):
             return (((), shift), ((f"n{i}",), sign))
     return None
+
+
+def _moved(column: Column, factors: Sequence[tuple[Column, Terms]]) -> Terms | None:
+    """A width of a padding, or an end of a slice, that is a multiple of a factor, or of the product of two."""
+    terms = _multiple(tuple(number - MOVED for number in column), factors) if is_moved(column) else None
+    return None if terms is None else sum_of(terms, (((), MOVED),))
 
 
 def _sum(column: Column, sizes: Sequence[Column]) -> Terms | None:

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 from typing import Any, Generic, TypeVar
 
+from torch.fx import GraphModule
+
 from fuse.kernel.arithmetic.extents import LEAST, LEAST_LOWERED, Conditions
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.kernel.sizes.relations import Relation, lifted, relation_of
@@ -78,6 +80,30 @@ class SizedCall:
         if site in self.own:
             self.remarks[site].add(what)
         return self.sizes is not None and what not in self.remarks[site]
+
+    def varies(self, site: Hashable, what: Hashable, graph: GraphModule) -> bool:
+        """Whether a call had another fact than ``what`` at ``site``, which is recorded, in a model that divides sizes
+        (:func:`keep_what_varies`). If not, a later call may have another one: then ``graph`` is outdated."""
+        known = self.remarks.setdefault(site, set())
+        known.add(what)
+        if self.sizes is not None and len(known) > 1 and _KEEPS in self.remarks:
+            return True
+        graph.meta.setdefault("facts", []).append((self.remarks, known))
+        return False
+
+
+_KEEPS = "operators that do nothing in some calls are kept"
+
+
+def keep_what_varies(remarks: dict[Hashable, set[Hashable]]) -> None:
+    """Let passes keep operators that do nothing at some sizes, and something at others, in later calls of a model."""
+    remarks.setdefault(_KEEPS, set())
+
+
+def is_outdated(graph: GraphModule) -> bool:
+    """Whether a pass took a fact for one of all calls that another call does not have: a capture now gives another
+    graph."""
+    return any(len(known) > 1 and _KEEPS in remarks for remarks, known in graph.meta.get("facts", ()))
 
 
 _CALL: ContextVar[SizedCall | None] = ContextVar("call", default=None)

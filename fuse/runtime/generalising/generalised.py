@@ -40,8 +40,8 @@ from torch import Tensor, nn
 
 from fuse.graph.signature import InputSpec
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED, Conditions, plain, terms_of
-from fuse.kernel.arithmetic.polynomials import Terms
-from fuse.kernel.sizes.region_text import Numbers
+from fuse.kernel.arithmetic.polynomials import Terms, sum_of
+from fuse.kernel.sizes.region_text import MOVED, Numbers, is_moved
 from fuse.kernel.sizes.relations import Relation, are_alike, lifted
 from fuse.runtime.generalising.captured_calls import CapturedGraphs, same_constants
 from fuse.runtime.generalising.number_formulas import (
@@ -156,7 +156,14 @@ class Generalised:
     def _columns(self) -> dict[Numbers, int | Terms]:
         """The distinct numbers by their values in the members."""
         numbers = [one.numbers for one in self.members]
-        return {tuple(of[place] for of in numbers): self.relation[place] for place in self.distinct}
+        found: dict[Numbers, int | Terms] = {}
+        for place in self.distinct:
+            column, terms = tuple(of[place] for of in numbers), self.relation[place]
+            if is_moved(column):
+                column = tuple(number - MOVED for number in column)
+                terms = sum_of(terms, (((), -MOVED),)) if isinstance(terms, tuple) else terms - MOVED
+            found.setdefault(column, terms)
+        return found
 
     def are_told(self, sizes: Sequence[int]) -> bool:
         """Whether the formulas of each derived size agree on these sizes, and it is large enough to vary."""
@@ -326,7 +333,21 @@ def generalised(graphs: Sequence[CapturedGraphs], fewest: int = FEWEST_OF_ONE_SI
         formulas.equations.of_operators,
         formulas.equations.own or not all(formulas.derived.values()),
         tuple(columns.values()),
-        SizedPrograms(len(names)),
+        SizedPrograms(len(names), _polynomials_in(relation, [*names, *formulas.derived])),
+    )
+
+
+def _polynomials_in(relation: Relation, names: Sequence[str]) -> tuple[Terms, ...]:
+    """The polynomials of a relation, with these names in the order of their sizes.
+
+    >>> _polynomials_in((8, ((("half()", "n0"), 4),)), ["n0", "half()"])
+    (((('n0', 'n1'), 4),),)
+    """
+    new = {name: f"n{i}" for i, name in enumerate(names)}
+    polynomials = dict.fromkeys(terms for terms in relation if isinstance(terms, tuple))
+    return tuple(
+        tuple(sorted((tuple(sorted(new[name] for name in factors)), times) for factors, times in terms))
+        for terms in polynomials
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse.kernel.sizes.region_text import Numbers
+from fuse.kernel.sizes.sized import is_outdated
 from fuse.runtime.autograd.training import SizedTraining, Training
 from fuse.runtime.generalising.captured_calls import CapturedCall, CapturedGraphs
 from fuse.runtime.generalising.generalised import Generalised, generalised
@@ -97,6 +98,11 @@ class KindOfCalls:
         if len(self._held) > before:
             self._check = tensor_check(tuple(self._held.values()))
 
+    def graphs(self) -> tuple[GraphModule, ...]:
+        """The graphs of the last captured call."""
+        known = (*(one.call for one in self._captured), *self._waiting)
+        return known[-1].graphs if known else ()
+
     def holds(self) -> bool:
         """Whether the tensors that do not come with a call still have their dtypes, sizes and devices."""
         return self._check(*self._held.values())
@@ -110,7 +116,8 @@ class KindOfCalls:
         if the sizes are out of range. ``told`` follows ``forward`` where sizes have no formula yet."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
             added = [one for call in self._waiting if (one := call.as_text()) is not None]
-            self._captured = [*self._captured, *added][-MOST_CAPTURED:]
+            now = (one for one in (*self._captured, *added) if not any(map(is_outdated, one.call.graphs)))
+            self._captured = list(now)[-MOST_CAPTURED:]
             groups = list(self._groups())
             made = [common for graphs in groups if (common := generalised(graphs)) is not None]
             kept = [common for one in made if (common := self._as_before(one)) is not None]

@@ -93,7 +93,7 @@ def _with_derived_sizes(same: Sequence[CapturedGraphs]) -> Formulas | None:
     found = relation_of(chosen.numbers, others, frozenset(chosen.numbers[position] for position in given[0]))
     if found is None or not set(given[0]) <= set(found[0]):
         return None
-    if any(len(set(columns[position])) < FEWEST_OF_ONE_SIZE for position in found[0]):
+    if not all(_has_enough_values(columns[position]) for position in found[0]):
         return None
     free = given[0]
     rest = [position for position in found[0] if position not in free]
@@ -116,6 +116,16 @@ def _equal_by_chance(columns: Sequence[Numbers], sizes: Sequence[int], call: int
     own = {columns[position] for position in sizes}
     values = {column[call] for column in own}
     return sum(column[call] in values for column in set(columns) - own)
+
+
+def _has_enough_values(column: Numbers) -> bool:
+    """Whether a size had three values, or all between its least and its largest one: it never has others.
+
+    >>> _has_enough_values((5, 9, 5, 5)), _has_enough_values((2, 3, 3, 2))
+    (False, True)
+    """
+    values = set(column)
+    return len(values) >= FEWEST_OF_ONE_SIZE or max(values) - min(values) < len(values)
 
 
 def _moved(sizes: Sequence[Numbers], columns: Sequence[Numbers]) -> list[Numbers]:

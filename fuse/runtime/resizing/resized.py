@@ -25,7 +25,7 @@ from fuse.graph.fakes.fake_operators import FakeRunner, Recipe, TensorMetadata, 
 from fuse.graph.loop import Loop, LoopSpec
 from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
-from fuse.kernel.sizes.region_text import Numbers, arguments_of, itself, mapped, parts_of, text_and_numbers
+from fuse.kernel.sizes.region_text import Numbers, mapped, mapped_arguments, parts_of, text_and_numbers
 from fuse.rewrite.constants import value_of_origin
 
 
@@ -93,7 +93,7 @@ def nodes_with(graphs: Sequence[GraphModule], numbers: Numbers) -> Iterator[Node
         origins = (_walked(spec.origin, None) for spec in signature.inputs if spec.origin is not None)
         for part, extra in chain(_walked(graph, _extra_of_signature(signature)), *origins):
             for node in part.graph.nodes:
-                given = [mapped(one, take if varies else itself) for one, varies in arguments_of(node)]
+                given = mapped_arguments(node, take)
                 made = [mapped(one, take) for one in parts_of(node.meta.get("val")) if isinstance(one, Tensor)]
                 kwargs = dict(zip(node.kwargs, given[len(node.args) :], strict=True))
                 counts = _counts_in(mapped(extra, take)) if node.op == "output" else ()
@@ -213,7 +213,7 @@ class _Copier:
         made = Graph()
         copies: dict[Node, Node] = {}
         for node in graph.graph.nodes:
-            given = [mapped(one, self.take if varies else itself, copies) for one, varies in arguments_of(node)]
+            given = mapped_arguments(node, self.take, copies)
             args, kwargs = tuple(given[: len(node.args)]), dict(zip(node.kwargs, given[len(node.args) :], strict=True))
             # torch.fx searches the arguments of a new node for symbolic sizes, which takes a third of the time.
             copy = made.create_node(node.op, node.target, name=node.name)

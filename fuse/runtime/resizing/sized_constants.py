@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.graph.signature import InputSpec
-from fuse.kernel.sizes.region_text import Numbers, arguments_of, itself, mapped, parts_of, text_and_numbers
+from fuse.kernel.sizes.region_text import Numbers, mapped_arguments, parts_of, text_and_numbers
 from fuse.rewrite.constants import LARGEST_CONSTANT
 from fuse.rewrite.evaluate import laid_out, rounded
 from fuse.runtime.resizing.resized import NotResized
@@ -49,15 +49,14 @@ def sized_constants(inputs: Sequence[InputSpec]) -> Constants:
 
 def _computed(origin: GraphModule) -> Callable[[Iterator[Any]], Tensor]:
     """The function that computes what a graph without inputs does, with the next numbers of an iterator."""
-    steps = [(node, arguments_of(node)) for node in origin.graph.nodes]
 
     def compute(numbers: Iterator[Any]) -> Tensor:
         def take(_: Any) -> Any:
             return next(numbers)
 
         values: dict[Node, Any] = {}
-        for node, arguments in steps:
-            given = [mapped(one, take if varies else itself, values) for one, varies in arguments]
+        for node in origin.graph.nodes:
+            given = mapped_arguments(node, take, values)
             layouts = [
                 (tuple(map(take, part.shape)), tuple(map(take, part.stride()))) for part in parts_of(node.meta["val"])
             ]

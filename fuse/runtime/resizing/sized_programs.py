@@ -110,10 +110,12 @@ class SizedPrograms:
     """The samples and the templates of a generalised graph, by outline.
 
     Sizes are those of the arguments, of which there are ``free``, and then those that operators compute from them.
+    ``of_graph``: the graph's numbers as polynomials in sizes.
     ``learnt``: calls of resized graphs that were added. ``_refuted``: outlines in which some number is no polynomial.
     """
 
     free: int
+    of_graph: tuple[Terms, ...] = ()
     learnt: int = 0
     _learnt: set[Numbers] = field(default_factory=set)
     _samples: dict[Outline, list[_Sample]] = field(default_factory=dict)
@@ -166,7 +168,7 @@ class SizedPrograms:
             samples = self._samples.setdefault(outline, [])
             samples.append(sample)
             del samples[:-MOST_SAMPLES]
-            known_at = Samples(tuple(one.sizes for one in samples), self.free)
+            known_at = Samples(tuple(one.sizes for one in samples), self.free, self.of_graph)
             if len(samples) < fewest_samples(len(sizes)) or not known_at.determine():
                 return
             made = _template(parts, samples, known_at, tuple(map(len, constants)))

@@ -23,8 +23,8 @@ from fuse import ops
 from fuse.kernel.arithmetic.extents import Conditions, Extent, terms_of
 from fuse.kernel.arithmetic.polynomials import Terms, sum_of
 from fuse.kernel.recipes.registry import bind
+from fuse.kernel.sizes.shape_rules import RULES, Shape, has_sizes_of_tensors, name_of, shapes_in
 from fuse.runtime.resizing.resized import NodeNumbers
-from fuse.runtime.size_uses.shape_rules import RULES, Shape, has_sizes_of_tensors, name_of, shapes_in
 
 Equation = tuple[str, str]
 """A size, and an expression for it in sizes."""

@@ -37,12 +37,13 @@ from fuse.graph.patches.patched import in_this_thread, patched
 from fuse.graph.recording.recorder import Recorder
 from fuse.graph.recording.recording_plan import Plan, settled
 from fuse.graph.structure.arguments import flatten_arguments
+from fuse.graph.values.whole_slices import slices_of
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED, Conditions, Extent
 from fuse.runtime.size_uses.counting import counting
 from fuse.runtime.size_uses.forward_numbers import UNKNOWN
 from fuse.runtime.size_uses.sizes_of_fakes import CUTS, CUTTING, SizesOfFakes
 from fuse.runtime.size_uses.unrecorded_uses import recording_uses
-from fuse.runtime.size_uses.watched_integers import WatchedInteger, passed, watched
+from fuse.runtime.size_uses.watched_integers import WatchedInteger, passed, symbolic, watched
 
 
 class Unfollowed(Exception):
@@ -169,6 +170,16 @@ class _Following:
             self._fakes.give(number)
         return watched(number, self._running.get) if self.watches else number
 
+    def cut(self, tensor: Tensor, index: Any, get: Callable[..., Any]) -> Any:
+        """``tensor[index]``; of several slices one by one, since the numbers of each are those that it is given."""
+        parts = slices_of(index, tensor.dim())
+        if self._fakes is None or not parts:
+            return get(tensor, passed(index))
+        for dim, part in parts.items():
+            with self._fakes.given(symbolic(part.start), symbolic(part.stop)):
+                tensor = get(tensor, (*[slice(None)] * dim, passed(part)))
+        return tensor
+
     def known(self, number: int) -> Any:
         """The length of a list as ``forward`` sees it: a size, if one has this value."""
         if number in self._formulas:
@@ -190,7 +201,7 @@ class _Following:
     def answering(self) -> Iterator[None]:
         """A context in which fake tensors return symbolic sizes."""
         names = counting(lambda tensor: self.sizes(tensor)[0], self.known)
-        indexing = _indexing() if self.watches else contextlib.nullcontext()
+        indexing = _indexing(self.cut) if self.watches else contextlib.nullcontext()
         chunking = _chunking() if self._fakes is not None else contextlib.nullcontext()
         with patched(FakeTensor, _answers(self.sizes, self.number)), indexing, chunking:
             self._plain -= 1
@@ -272,18 +283,19 @@ def _answers(sizes: Callable[[Tensor], tuple[Any, ...]], number: Callable[[int],
 
 
 @contextlib.contextmanager
-def _indexing() -> Iterator[None]:
-    """A context in which tensors take watched integers in indices; those of the model's attributes may be no fakes."""
+def _indexing(cut: Callable[[Tensor, Any, Callable[..., Any]], Any]) -> Iterator[None]:
+    """A context in which tensors take watched integers in indices; those of the model's attributes may be no fakes.
+    ``cut`` makes a part of a tensor, with the tensor's own ``__getitem__``."""
     with contextlib.ExitStack() as layers:
         for owner in (Tensor, FakeTensor):
-            layers.enter_context(patched(owner, _indexed(owner.__getitem__, owner.__setitem__)))
+            layers.enter_context(patched(owner, _indexed(cut, owner.__getitem__, owner.__setitem__)))
         yield
 
 
-def _indexed(get: Callable[..., Any], put: Callable[..., Any]) -> dict[str, Any]:
+def _indexed(cut: Callable[..., Any], get: Callable[..., Any], put: Callable[..., Any]) -> dict[str, Any]:
     """Methods of tensors for indices with watched integers, by name."""
     return {
-        "__getitem__": in_this_thread(lambda tensor, index: get(tensor, passed(index)), get),
+        "__getitem__": in_this_thread(lambda tensor, index: cut(tensor, index, get), get),
         "__setitem__": in_this_thread(lambda tensor, index, value: put(tensor, passed(index), passed(value)), put),
     }
 

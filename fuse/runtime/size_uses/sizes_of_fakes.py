@@ -12,6 +12,7 @@ made with this value. If several have it, the size is unknown.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from math import prod
@@ -26,7 +27,7 @@ from fuse import ops
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED, Conditions, Extent, always_equal, divided, plain, terms_of
 from fuse.kernel.arithmetic.polynomials import Terms
 from fuse.kernel.recipes.registry import bind
-from fuse.runtime.size_uses.shape_rules import RULES, Shape, has_sizes_of_tensors, name_of, shapes_in
+from fuse.kernel.sizes.shape_rules import RULES, Shape, has_sizes_of_tensors, name_of, shapes_in
 
 MOST_JOINED = 4
 """Most tensors that are joined along a dimension whose size is told: the number of more may depend on sizes."""
@@ -59,6 +60,7 @@ class SizesOfFakes:
         self._conditions = conditions
         self._sizes: Any = WeakTensorKeyDictionary()
         self._by_value: dict[int, Terms | None] = {}  # None if several have this value
+        self._given: dict[int, Terms] = {}  # by value: numbers of the operator that runs
         self._entered = 0
 
     def note(self, tensor: Tensor, sizes: Sequence[Any]) -> None:
@@ -78,6 +80,13 @@ class SizesOfFakes:
     def give(self, number: Extent) -> None:
         """Note that ``forward`` has this number."""
         self._computed()[number.terms] = plain(number)
+
+    @contextlib.contextmanager
+    def given(self, *numbers: Any) -> Iterator[None]:
+        """A context in which an operator is given these numbers: of several with one value, it is these."""
+        self._given = {plain(one): one.terms for one in numbers if isinstance(one, Extent)}
+        yield
+        self._given = {}
 
     def varies(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a tensor is cut along a dimension whose size varies, or is unknown."""
@@ -141,9 +150,9 @@ class SizesOfFakes:
 
     def _own(self, number: int) -> Any:
         """A number of ``forward`` as the extent with this value; itself if there is none; None if there are several."""
-        if abs(number) < LEAST_LOWERED or not self.has(number):
+        if abs(number) < LEAST_LOWERED or not (number in self._given or self.has(number)):
             return number
-        terms = self._by_value[number]
+        terms = self._given.get(number) or self._by_value[number]
         return None if terms is None else Extent(number, terms, self._conditions)
 
     def _viewed(self, shape: Shape, made: tuple[int, ...]) -> Sequence[Any]:

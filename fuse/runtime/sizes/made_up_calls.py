@@ -6,19 +6,22 @@ x [46, 8], beyond captured sizes     x [69, 8] is captured instead  (fuse/runtim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 from torch.fx import GraphModule
 
 from fuse.graph.fakes.fake_mode import FakeMode
+from fuse.graph.strides import dense_strides, memory_order
 from fuse.graph.structure.arguments import flatten_arguments, with_tensors
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.runtime.autograd.training import Finish, Training
+from fuse.runtime.guards.call_guards import integers_of
 from fuse.runtime.making import Maker, ModelCall, captured, joint
 from fuse.runtime.programs.reference import Reference
 from fuse.runtime.programs.steps import Fallback
 from fuse.runtime.size_uses.probing_sizes import arguments_at
+from fuse.runtime.sizes.varying import VaryingSize
 
 
 def made_up_call(call: ModelCall, numbers: Numbers) -> ModelCall:
@@ -47,3 +50,16 @@ def graphs_of(
     graph = captured(maker, without_data)
     each(graph)
     return graph, None
+
+
+def call_at(call: ModelCall, tensors: Sequence[Tensor], sizes: Mapping[VaryingSize, int]) -> ModelCall:
+    """``call`` at other sizes."""
+    shapes = [list(tensor.shape) for tensor in tensors]
+    for size, value in sizes.items():
+        for (i, dim), shift in size.places:
+            shapes[i][dim] = value + shift
+    numbers = list(integers_of(call.leaves))
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        same = tuple(shape) == tensor.shape
+        numbers += [*shape, *(tensor.stride() if same else dense_strides(shape, memory_order(tensor)[::-1]))]
+    return made_up_call(call, tuple(numbers))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fuse.kernel.sizes.sized import lowering_for, sizes_are_symbolic
+from fuse.kernel.sizes.sized import keep_what_varies, lowering_for, sizes_are_symbolic
 from fuse.runtime.building import tuning
 from fuse.runtime.building.compiling import Compiling
 from fuse.runtime.generalising.kinds_of_calls import Between
@@ -66,6 +66,10 @@ class NewSizes:
         if not self._automatic:
             rehearse(self._maker, call, self._declared, self._seen)
         return lowering_for(self._seen.varying(call.kind, call.leaves), self._seen.remarks)
+
+    def keep_what_varies(self) -> None:
+        """Let passes keep operators that do nothing at some sizes."""
+        keep_what_varies(self._seen.remarks)
 
     def planning(self) -> AbstractContextManager[None]:
         """A context in which a made-up call is planned: sizes vary, and no kernel is made for it."""

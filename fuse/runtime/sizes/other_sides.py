@@ -14,7 +14,7 @@ does. If ``forward`` fails there, nothing is compiled for that side.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain, count
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fuse.errors import FaultWarning
-from fuse.graph.strides import dense_strides, is_dense, memory_order
+from fuse.graph.strides import is_dense
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED, Conditions
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.runtime.building.interrupts import awaited
@@ -34,7 +34,7 @@ from fuse.runtime.programs.program import compiled_later
 from fuse.runtime.programs.schedule import schedule
 from fuse.runtime.size_uses.forward_numbers import UNKNOWN
 from fuse.runtime.size_uses.size_reads import Unfollowed, size_conditions
-from fuse.runtime.sizes.made_up_calls import graphs_of, made_up_call
+from fuse.runtime.sizes.made_up_calls import call_at, graphs_of
 from fuse.runtime.sizes.new_sizes import NewSizes
 from fuse.runtime.sizes.varying import VaryingSize
 
@@ -94,7 +94,7 @@ def _made_up(maker: Maker, call: ModelCall, varying: Sequence[VaryingSize]) -> I
     taken = {n for tensor in (*tensors, *maker.tensors()) for n in tensor.shape}
     earlier = list(zip(*(size.earlier for size in varying), strict=True))
     for sizes in other_sides(conditions, len(varying), earlier, taken):
-        yield [_call_at(call, tensors, dict(zip(varying, of, strict=True))) for of in sizes]
+        yield [call_at(call, tensors, dict(zip(varying, of, strict=True))) for of in sizes]
 
 
 def other_sides(
@@ -156,16 +156,3 @@ def _moved(one: Numbers, now: Numbers, taken: set[int]) -> Numbers:
         larger = (size + more for more in count(1) if size + more not in {*taken, *found})
         found.append(size if size != had else next(larger))
     return tuple(found)
-
-
-def _call_at(call: ModelCall, tensors: Sequence[Tensor], sizes: Mapping[VaryingSize, int]) -> ModelCall:
-    """``call`` at other sizes."""
-    shapes = [list(tensor.shape) for tensor in tensors]
-    for size, value in sizes.items():
-        for (i, dim), shift in size.places:
-            shapes[i][dim] = value + shift
-    numbers = list(integers_of(call.leaves))
-    for tensor, shape in zip(tensors, shapes, strict=True):
-        same = tuple(shape) == tensor.shape
-        numbers += [*shape, *(tensor.stride() if same else dense_strides(shape, memory_order(tensor)[::-1]))]
-    return made_up_call(call, tuple(numbers))

@@ -12,8 +12,10 @@ graph has another text, the call itself is captured.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from torch import nn
+from torch.fx import GraphModule
 
 from fuse.errors import FaultWarning
 from fuse.graph.fakes.fake_operators import unlogged
@@ -180,15 +182,19 @@ def _rehearse(new_sizes: NewSizes, call: ModelCall, other: Between) -> None:
 def made_up(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall | None:
     """Capture a made-up call; None if that fails, or if it differs from its kind in more than sizes."""
     try:
-        return _captured(maker, call, kind)
+        return captured_without_data(maker, call, kind)
     except FaultWarning:  # the user made warnings errors
         raise
     except Exception:  # of the user's code at these sizes, or a fault in fuse, which must not reach the user
         return None
 
 
-def _captured(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall | None:
-    graph, training = graphs_of(maker, call, each=lambda graph: None)
+def captured_without_data(
+    maker: Maker, call: ModelCall, kind: KindOfCalls, each: Callable[[GraphModule], object] = lambda graph: None
+) -> CapturedCall | None:
+    """Capture a made-up call; None if it differs from its kind in more than sizes. ``each`` is called with every
+    rewritten graph."""
+    graph, training = graphs_of(maker, call, each)
     if training.joint.own_gradients if training else maker.needs_gradients(call.leaves):
         return None
     signature = graph.meta["signature"]
