@@ -20,6 +20,7 @@ if __name__ == "__main__":
         "lengths",
         "lstm",
         "cells",
+        "scans",
         "models",
         "frozen",
         "reads",
