@@ -393,3 +393,18 @@ def test_random_layers_at_random_sizes(
     captures: list[tuple[int, ...]],  # noqa: F811
 ) -> None:
     assert first_wrong(seed, calls=14) is None
+
+
+class PaddedToEven(nn.Module):
+    """A branch on a size that a padding by zero or one made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.pad(x, (0, x.shape[1] % 2))
+        return torch.relu(y) * 2 if 2 * y.shape[1] > 3 * x.shape[0] else torch.tanh(y)
+
+
+def test_a_padding_by_one_may_be_none_at_other_sizes(captures: list[tuple[int, ...]]) -> None:  # noqa: F811
+    """At (24, 36) the branch is another one than for 37 columns."""
+    sizes = [(22, 55), (28, 58), (39, 9), (35, 57), (21, 49), (9, 18), (13, 31), (36, 23), (30, 45), (21, 8), (18, 28)]
+    sizes += [(17, 57), (30, 45), (14, 47), (34, 51), (6, 8), (18, 27), (16, 18), (24, 36)]
+    _called(PaddedToEven(), sizes)

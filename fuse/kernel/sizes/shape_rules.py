@@ -99,7 +99,7 @@ def _each(given: Any, dimensions: int) -> Sequence[int]:
 def _slice(given: Mapping[str, Any]) -> Shape:
     """Every element, or every other one, between two numbers. Which of these and the size is larger is a condition."""
     (shape,), dim, step = given["self"], given["dim"], given["step"]
-    start, end, size = given["start"] or 0, given["end"], shape[dim]
+    start, end, size = 0 if given["start"] is None else given["start"], given["end"], shape[dim]
     first = start if start >= 0 else size + start
     last = size if end is None or end >= _TO_THE_END else end if end >= 0 else size + end
     made = list(shape)
@@ -125,10 +125,12 @@ def _im2col(given: Mapping[str, Any]) -> Shape | None:
 
 
 def _pad(given: Mapping[str, Any]) -> Shape:
+    """A size is unknown, None, if it or a width beside it is."""
     (shape,), around = given["self"], given["pad"]
     made = list(shape)
     for i in range(len(around) // 2):
-        made[-1 - i] = made[-1 - i] + around[2 * i] + around[2 * i + 1]
+        parts = (made[-1 - i], around[2 * i], around[2 * i + 1])
+        made[-1 - i] = None if any(one is None for one in parts) else sum(parts)
     return tuple(made)
 
 

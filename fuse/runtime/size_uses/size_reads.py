@@ -172,7 +172,7 @@ class _Following:
 
     def cut(self, tensor: Tensor, index: Any, get: Callable[..., Any]) -> Any:
         """``tensor[index]``; of several slices one by one, since the numbers of each are those that it is given."""
-        parts = slices_of(index, tensor.dim())
+        parts = slices_of((index,) if type(index) is slice else index, tensor.dim())
         if self._fakes is None or not parts:
             return get(tensor, passed(index))
         for dim, part in parts.items():

@@ -7,7 +7,8 @@
 
 Two sizes of one call may be equal by chance, so the tensor tells a size, and not its value. A number in the arguments
 of an operator comes without its origin, since C++ gets it as a plain number: it counts as the extent that ``forward``
-made with this value. If several have it, the size is unknown.
+made with this value. If several have it, the size is unknown. A bound of a slice or a width of a padding that is 0 or
+1 may also be a literal: it is unknown if ``forward`` computed such a number, but for slices in brackets.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class SizesOfFakes:
         self._conditions = conditions
         self._sizes: Any = WeakTensorKeyDictionary()
         self._by_value: dict[int, Terms | None] = {}  # None if several have this value
-        self._given: dict[int, Terms] = {}  # by value: numbers of the operator that runs
+        self._given: dict[int, Terms] | None = None  # by value: numbers of the operator that runs, if they are told
         self._entered = 0
 
     def note(self, tensor: Tensor, sizes: Sequence[Any]) -> None:
@@ -83,10 +84,13 @@ class SizesOfFakes:
 
     @contextlib.contextmanager
     def given(self, *numbers: Any) -> Iterator[None]:
-        """A context in which an operator is given these numbers: of several with one value, it is these."""
+        """A context in which an operator is given these numbers, and else literals: of several with one value, it is
+        these."""
         self._given = {plain(one): one.terms for one in numbers if isinstance(one, Extent)}
-        yield
-        self._given = {}
+        try:
+            yield
+        finally:
+            self._given = None
 
     def varies(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a tensor is cut along a dimension whose size varies, or is unknown."""
@@ -130,10 +134,16 @@ class SizesOfFakes:
             return [[self._own(one) for one in results[0].shape]]
         if name == "stack" or (name == "cat" and len(given["tensors"]) > MOST_JOINED):
             return [_joined(given, tuple(results[0].shape))]
+        exact = bind(op, args, kwargs)
         if name == "arange":
-            step = given.get("step", 1)
-            return [(-((given.get("start", 0) - given["end"]) // step),)]
-        made = RULES[name](given) if name in RULES else None
+            start, step = self._place(exact.get("start", 0)), given.get("step", 1)
+            return [(-((start - given["end"]) // step),)]
+        if name == "slice":
+            made = self._sliced(given, {bound: exact[bound] for bound in ("start", "end")})
+        elif name == "constant_pad_nd":
+            made = RULES[name]({**given, "pad": list(map(self._place, exact["pad"]))})
+        else:
+            made = RULES[name](given) if name in RULES else None
         others = [self._passed_on(op, given, one) for one in (results if made is None else results[1:])]
         return others if made is None else [made, *others]
 
@@ -150,10 +160,28 @@ class SizesOfFakes:
 
     def _own(self, number: int) -> Any:
         """A number of ``forward`` as the extent with this value; itself if there is none; None if there are several."""
-        if abs(number) < LEAST_LOWERED or not (number in self._given or self.has(number)):
+        told = self._given or {}
+        if abs(number) < LEAST_LOWERED or not (number in told or self.has(number)):
             return number
-        terms = self._given.get(number) or self._by_value[number]
+        terms = told.get(number) or self._by_value[number]
         return None if terms is None else Extent(number, terms, self._conditions)
+
+    def _place(self, number: int) -> Any:
+        """A bound of a slice or a width of a padding, which may be small, as ``_own`` gives others."""
+        if type(number) is not int or abs(number) >= LEAST_LOWERED:
+            return self._own(number) if type(number) is int else number
+        if self._given is not None:
+            terms = self._given.get(number)
+            return number if terms is None else Extent(number, terms, self._conditions)
+        return None if self.has(number) else number
+
+    def _sliced(self, given: Mapping[str, Any], bounds: Mapping[str, Any]) -> Shape | None:
+        """The shape of a slice between these ``bounds``; where it is cut, its size is unknown if one of these is."""
+        told = {name: self._place(one) for name, one in bounds.items() if type(one) is int}
+        if all(one is not None for one in told.values()):
+            return RULES["slice"]({**given, **told})
+        (shape,), dim = given["self"], given["dim"] % len(given["self"][0])
+        return tuple(None if place == dim else size for place, size in enumerate(shape))
 
     def _viewed(self, shape: Shape, made: tuple[int, ...]) -> Sequence[Any]:
         """The sizes of a view: those of the tensor, ``forward``'s own, constants, and one that follows from all."""
