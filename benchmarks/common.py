@@ -1,4 +1,4 @@
-"""What the benchmarks share: one measurement by the command that a reader can repeat, and the JSON file it ends in.
+"""Shared by the benchmarks: one measurement by a command that a reader can repeat, and its JSON file.
 
     fuse bench TARGET ... --json  in a process of its own  ->  case   several  ->  benchmarks/results/NAME.json
 
@@ -33,7 +33,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def bench(*arguments: str) -> dict[str, Any]:
-    """What ``fuse bench`` measures, with the command line that repeats it.
+    """The measurements of ``fuse bench``, with the command line that repeats them.
 
     Each case runs in a new process: no compiled code, warm cache or thread pool of another case is left over.
     """
@@ -51,7 +51,7 @@ def bench(*arguments: str) -> dict[str, Any]:
 
 
 def conditions(name: str, load: float | None = None) -> dict[str, Any]:
-    """What the figures of ``python -m benchmarks.NAME`` hold for.
+    """The conditions of the figures of ``python -m benchmarks.NAME``: machine, versions, date and load.
 
     ``load_average`` is that of the minute before the end, unless told: above the cores, something else was running.
     """
@@ -89,7 +89,7 @@ def compilations() -> Iterator[list[Path]]:
 
 
 def processor_seconds() -> float:
-    """What this process and those that it waited for (compilers) used."""
+    """Processor seconds of this process and of those that it waited for (compilers)."""
     of_others = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + of_others.ru_utime + of_others.ru_stime
 

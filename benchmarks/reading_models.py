@@ -144,7 +144,7 @@ def close(y: Tensor, told: Tensor) -> Tensor:
 
 
 def late(y: Tensor, told: Tensor) -> Tensor:
-    """What is read depends on the whole model."""
+    """The value read depends on the whole model."""
     return y * 2 if (y * y * told[0]).sum() > 0 else y - 1
 
 

@@ -54,7 +54,7 @@ def differing(make: Callable[[], GraphModule], chosen: Callable[[int], Iterable[
 
 
 def graphs(targets: Iterable[str]) -> Iterator[tuple[str, Callable[[], GraphModule]]]:
-    """What captures each of the models, and with no ``targets`` also each of the cells."""
+    """Functions that capture each of the models, and with no ``targets`` also each of the cells."""
     named = list(targets)
     for target in named or sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("models/*.py")):
         loaded = load(target, real=False)

@@ -3,7 +3,7 @@
     models/lstm_loop.py    seq_length 16, 32, 64     launches and milliseconds at each, and as a + b * seq_length
     models/gru_loop.py     batch_size 1, 4, 16, 64
 
-``torch.compile`` unrolls the steps: its first calls take most of the ten minutes.
+``torch.compile`` unrolls the steps: its first calls take most of the six minutes.
 """
 
 from __future__ import annotations

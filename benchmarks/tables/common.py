@@ -14,12 +14,12 @@ SLOWER = 0.95
 """Of eager's speed: less is a defect."""
 
 LATE_SECONDS = 15
-"""What a first call of a published model may take."""
+"""Limit of a first call of a published model, in seconds."""
 
 LEFT_OUT = "-"
 
 PEERS = ("eager", "compile", "tuned")
-"""What fuse is timed against, in the order of the columns."""
+"""The contenders beside fuse, in the order of the columns."""
 
 FIRST_CALLS = (("compile", "compile"), ("fuse", "fused"))
 """How the table names whose first call it is."""

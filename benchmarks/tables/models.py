@@ -12,7 +12,7 @@ IN_SHORT = (
     *(f"models/{name}.py" for name in ("albert", "bert_crf", "rnnsearch", "texting")),
     *(f"models/{name}.py" for name in ("ligru", "lstm_layernorm", "resnet18", "transformer_encoder")),
 )
-"""What the README shows of the models: those of the study, two loops, an image network, and one that gains little."""
+"""The models in the README: those of the study, two loops, an image network, and one that gains little."""
 
 
 def short_speed_table(results: dict[str, Any]) -> list[str]:
@@ -139,7 +139,7 @@ def memory_table(results: dict[str, Any]) -> list[str]:
 
 
 def blocks_table(results: dict[str, Any]) -> list[str]:
-    """What forty blocks come to, and those that are slower than a peer or launch more than ``torch.compile``."""
+    """The mean of forty blocks, and those that are slower than a peer or launch more than ``torch.compile``."""
     cases = results["cases"]
     medians = {
         peer: {case["target"]: case["ratios"][peer]["median"] for case in cases} for peer in ("eager", "compile")

@@ -59,9 +59,7 @@ from fuse.runtime.variants.compiled import Compiled, LastRun, counted, together
 from fuse.runtime.variants.drawing import LARGEST_APART, fewest_apart
 from fuse.runtime.variants.in_vain import without_numbers
 from fuse.runtime.variants.specialised import Missed
-from fuse.runtime.variants.states import (
-    LARGEST_VARIANTS,
-)
+from fuse.runtime.variants.states import LARGEST_VARIANTS
 from fuse.runtime.variants.usual import Usual, usual
 
 Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[LazyRun, ...]]

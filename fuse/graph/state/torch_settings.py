@@ -24,7 +24,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("the number of threads of torch", torch.get_num_threads, torch.set_num_threads),
     ("the precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
 )
-"""What is set, how it is read, and how it is set."""
+"""Settings by name, each with the function that reads it and the one that sets it."""
 
 
 @contextlib.contextmanager

@@ -22,11 +22,10 @@ from fuse.kernel.arithmetic.extents import plain
 Numbers = tuple[Any, ...]
 """The integers of a region in order, and the floats among its arguments."""
 
-
 _OF_ANY_SIGN = frozenset({torch.ops.aten.constant_pad_nd.default, torch.ops.aten.slice.Tensor})
 """Operators whose numbers may be negative, zero or one in some calls, and larger in others."""
 MOVED = 1 << 20
-"""What is added to these numbers: the others are sizes, which are never so small where they vary."""
+"""Offset of these numbers: numbers below two count as constants, so that these would in some calls."""
 
 
 def is_moved(column: Sequence[Any]) -> bool:
