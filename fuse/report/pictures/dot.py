@@ -44,7 +44,7 @@ def dot(before: Sketch, after: Sketch, titles: tuple[str, str]) -> str:
             "fontsize": "12",
             "shape": "box",
             "style": "rounded,filled",
-            "margin": "0.10,0.04",
+            "margin": "0.20,0.04",  # fonts in place of Helvetica may be a sixth wider
         },
         edge_attr={"color": "#57606a", "arrowsize": "0.6", "penwidth": "0.9"},
     )
