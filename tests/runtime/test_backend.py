@@ -208,7 +208,7 @@ def test_sizes_that_dynamo_leaves_symbolic_need_no_capture_each(engines: list[En
         a = torch.randn(steps, batch, 8)
         torch.testing.assert_close(compiled(a, 5), windows(a, 5))
         latest = engines[0].latest()
-        assert latest is not None
+        assert latest is not None, engines[0].last_run()
         resized.append(latest.resized)
     assert resized == 4 * [False] + 4 * [True]
     assert len(observed(engines)) == 1

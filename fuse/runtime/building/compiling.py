@@ -38,14 +38,19 @@ def compiling(how: Compiling) -> Iterator[None]:
         _COMPILING.reset(token)
 
 
+def check_allowed() -> None:
+    """Raise ``NotYet`` unless the compiler may run for the program that is made, or be waited for."""
+    how = _COMPILING.get()
+    if how is not None and not how.allowed:
+        raise NotYet
+
+
 def begin_compiling() -> None:
-    """The compiler is about to run for whatever program is made.
+    """The compiler is about to run for the program that is made, if there is one.
 
     Raises:
         NotYet: it must not.
     """
-    how = _COMPILING.get()
-    if how is not None and not how.allowed:
-        raise NotYet
-    if how is not None:
+    check_allowed()
+    if (how := _COMPILING.get()) is not None:
         how.ran = True

@@ -2,8 +2,8 @@
 
     source -> key -> loaded before? -> in the cache? -> compile, publish -> load
 
-There are no locks: threads and processes that build the same source at the same time all compile it, and get equal
-libraries.
+A source that another thread compiles is waited for. Processes have no locks: those that build the same source at the
+same time all compile it, and get equal libraries.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
+from threading import Event
 
 from fuse.errors import CompileFailed
 from fuse.runtime.building import cache
-from fuse.runtime.building.compiling import begin_compiling
+from fuse.runtime.building.compiling import begin_compiling, check_allowed
 from fuse.runtime.building.interrupts import awaited, stopped_on_interrupt
 from fuse.runtime.cpu import processor, toolchain
 from fuse.runtime.cpu.toolchain import Toolchain
@@ -28,6 +29,9 @@ from fuse.runtime.cpu.toolchain import Toolchain
 _FORMAT = "1"
 
 _loaded: dict[str, ctypes.CDLL] = {}
+_compiled_now: dict[str, Event] = {}
+"""What each thread of this process compiles, and when it is done."""
+os.register_at_fork(after_in_child=_compiled_now.clear)  # those threads are the parent's
 
 
 def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -56,11 +60,22 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
     key = _key(source, compiler, options)
     if (library := _loaded.get(key)) is not None:
         return library
-    if (entry := cache.find(key)) is None:
+    if (entry := cache.find(key)) is not None:
+        return _loaded.setdefault(key, _load(*entry))
+    done = Event()
+    if (another := _compiled_now.setdefault(key, done)) is not done:
+        check_allowed()
+        another.wait()
+        return build(source, flags=flags)  # loaded by now, unless the other thread failed or was interrupted
+    try:
+        if (library := _loaded.get(key)) is not None:  # another thread was done just before
+            return library
         begin_compiling()
         content = _compiled(key, source, compiler, options)
-        entry = _stored(key, content), content
-    return _loaded.setdefault(key, _load(*entry))
+        return _loaded.setdefault(key, _load(_stored(key, content), content))
+    finally:
+        _compiled_now.pop(key, None)
+        done.set()
 
 
 def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:

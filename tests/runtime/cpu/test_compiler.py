@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_a_new_process_takes_the_library_from_the_cache(monkeypatch):
     assert compiler.build(ANSWER).answer() == 42
 
 
-def test_threads_that_build_one_source_share_one_library():
+def test_threads_that_build_one_source_compile_it_once_and_share_one_library(compiled_sources):
     start = threading.Barrier(4)
 
     def build(_: int) -> object:
@@ -68,6 +69,49 @@ def test_threads_that_build_one_source_share_one_library():
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(build, range(4)))) == 1
+    assert compiled_sources == [ANSWER]
+
+
+def test_a_source_whose_compilation_fails_in_another_thread_is_compiled_again(monkeypatch):
+    began, original = threading.Event(), toolchain.compile_in
+
+    def interrupted(*args):
+        if began.is_set():
+            return original(*args)
+        began.set()
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toolchain, "compile_in", interrupted)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(compiler.build, ANSWER)
+        began.wait()
+        assert compiler.build(ANSWER).answer() == 42
+        with pytest.raises(KeyboardInterrupt):
+            first.result()
+
+
+def test_a_forked_process_waits_for_no_compilation_of_its_parent(monkeypatch):
+    began, ends, original = threading.Event(), threading.Event(), toolchain.compile_in
+
+    def slow(*args):
+        began.set()
+        ends.wait()
+        return original(*args)
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(toolchain, "compile_in", slow)
+        first = pool.submit(compiler.build, ANSWER)
+        began.wait()
+        monkeypatch.setattr(toolchain, "compile_in", original)
+        child = os.fork()
+        if not child:
+            os._exit(compiler.build(ANSWER).answer())
+        try:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+        finally:
+            ends.set()
+        assert first.result().answer() == 42
 
 
 def test_several_sources_are_built_in_order_and_the_first_failure_is_raised():
