@@ -149,6 +149,15 @@ def test_products_and_sums_round_separately():
     assert function(a, b, c) == float(torch.tensor(a) * torch.tensor(b) + torch.tensor(c)) == 0.0
 
 
+@with_openmp
+def test_libraries_of_parallel_loops_ask_for_no_exceptions(tmp_path):
+    """The linker would search the standard library of C++ for them, in each library that fuse builds."""
+    source = 'void step(); extern "C" void run() {\n#pragma omp parallel\nstep();\n}'
+    found = toolchain.find()
+    assert toolchain.compile_in(tmp_path, source, found, toolchain.tuning_options(found)).status == 0
+    assert b"__gxx_personality" not in (tmp_path / toolchain.LIBRARY_NAME).read_bytes()
+
+
 def test_compiler_is_sought_in_order(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CXX", raising=False)
