@@ -53,6 +53,18 @@ def unoptimised() -> Iterator[None]:
 
 
 @pytest.fixture
+def alternately_optimised(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a test whose cases build much the same kernels: of two neighbours in their grid, one is not optimised."""
+    number = next(iter(request.node.callspec.indices.values()))  # among all cases
+    steps = 0
+    for axis in reversed([*request.node.iter_markers("parametrize")]):  # the one that varies fastest comes first
+        number, step = divmod(number, len(axis.args[1]))
+        steps += step
+    with without_optimising() if steps % 2 else nullcontext():
+        yield
+
+
+@pytest.fixture
 def unranked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel ranks rows, so that ``sort`` and ``topk`` are operators without a kernel."""
     monkeypatch.setattr(ranking, "LONGEST_ROW", 0)

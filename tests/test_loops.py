@@ -130,6 +130,7 @@ def loops_in_loops(m: Model, x: Tensor) -> object:
     return h
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize(
     "loop",
     [
@@ -240,6 +241,7 @@ def total_in_place(m: Model, x: Tensor) -> object:
     return total
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize(
     "loop",
     [
@@ -332,6 +334,7 @@ def states_are_views_of_the_step(m: Model, x: Tensor) -> object:
     return flat, turned
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize(
     "loop",
     [
@@ -393,6 +396,7 @@ def test_first_states_of_any_layout(loop: Callable[..., object], layout: str) ->
     assert_as_eager(model, X, STATES[layout], STATES[layout])  # both states in the same memory
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("layout", INPUTS)
 def test_inputs_of_any_layout(layout: str) -> None:
     model = Model(lstm)

@@ -26,6 +26,7 @@ def relu_behind(convolution: nn.Module) -> nn.Module:
     return nn.Sequential(convolution, nn.ReLU()).to(memory_format=LAST)
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize(
     ("convolution", "shape"),
     [
@@ -127,6 +128,7 @@ def test_weights_that_lie_otherwise_are_left_to_the_library() -> None:
     assert_fuses(model, x, torch.randn(16, 8, 1, 1), launches=1)
 
 
+@pytest.mark.usefixtures("unoptimised")
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_window(data: st.DataObject) -> None:

@@ -54,6 +54,7 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("convolution", WINDOWS)
 def test_batch_norm_and_activation_join_the_convolution(convolution: nn.Module) -> None:
     with torch.no_grad():
@@ -70,6 +71,7 @@ def test_a_convolution_alone_calls_no_library() -> None:
         assert_fuses(nn.Conv2d(40, 33, 3), torch.randn(1, 40, 30, 41), launches=1)
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("size", [(1, 2), (3, 5), (8, 8), (9, 13), (28, 28), (40, 41), (1, 700)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_pixels_are_read_in_place_up_to_the_last_block(size: tuple[int, int], batch: int) -> None:
@@ -90,6 +92,7 @@ PATCHES = [
 ]
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize(("convolution", "shape"), PATCHES)
 def test_patches_are_read_in_place(convolution: nn.Module, shape: tuple[int, ...], lowered: Callable[..., Any]) -> None:
     x = torch.randn(shape, dtype=convolution.weight.dtype)
@@ -108,6 +111,7 @@ OTHER_PATCHES = [
 ]
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize(("convolution", "shape"), OTHER_PATCHES)
 def test_other_patches_are_copied(convolution: nn.Module, shape: tuple[int, ...], lowered: Callable[..., Any]) -> None:
     x = torch.randn(shape)
@@ -186,6 +190,7 @@ def test_gradients_go_through() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.usefixtures("unoptimised")
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_window(data: st.DataObject) -> None:

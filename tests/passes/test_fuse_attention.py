@@ -107,6 +107,7 @@ def operands(batch: int = 2, queries: int = 9, keys: int = 9, width: int = 8) ->
     return [torch.randn(batch, length, HEADS * width) for length in (queries, keys, keys)] + [mask]
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_is_one_launch(spelling: Spelling, batch: int) -> None:
@@ -114,6 +115,7 @@ def test_every_spelling_is_one_launch(spelling: Spelling, batch: int) -> None:
     assert_fuses(Attention(spelling), *operands(batch), launches=expected, fired={"fuse_attention": 1})
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("spelling", [additive, masked_fill, where, einsum, written_out])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 7), (2, 33), (5, 16), (40, 3), (17, 200)])
 def test_queries_and_keys_of_different_lengths(spelling: Spelling, queries: int, keys: int) -> None:
@@ -150,6 +152,7 @@ def test_a_query_without_any_key_is_nan() -> None:
     assert int(result.isnan().sum()) == 8
 
 
+@pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("operand", [0, 1, 2])
 def test_what_is_no_number_stays_so(operand: int, value: float) -> None:
@@ -163,6 +166,7 @@ def test_large_scores_do_not_overflow() -> None:
     assert_fuses(Hidden(), q, k, v, torch.zeros(6, 6, dtype=torch.bool), launches=1)
 
 
+@pytest.mark.usefixtures("unoptimised")
 @settings(max_examples=8, deadline=None)
 @given(
     batch=st.integers(1, 2),
