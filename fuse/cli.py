@@ -11,6 +11,7 @@ import functools
 import gc
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -81,6 +82,8 @@ def _unexpected(error: Exception, verbose: bool) -> str:
 
 def _advice(message: str) -> str:
     """The way out of a frequent error."""
+    if unknown := re.match(r"No such command '(.+\.py(?::\w+)?)'", message):
+        return f" `fuse show {unknown[1]}` counts its launches, `fuse --help` lists the commands"
     if "does not require grad and does not have a grad_fn" in message:
         return "; inference runs without gradients, --train with them"
     return ""

@@ -194,6 +194,7 @@ def test_passes_are_listed_with_origin_and_summary(capsys: pytest.CaptureFixture
         (["show", "model.py", "--jason"], "--jason"),
         (["show"], "TARGET"),
         (["shwo"], "shwo"),
+        (["model.py:Model"], "`fuse show model.py:Model` counts its launches"),
         (["bench", "model.py", "--against", "onnx", "--seconds", "0.01"], "no peer 'onnx'"),
         (["bench", "model.py", "--against", "tuned", "--seconds", "0.01"], "define `tuned`"),
     ],

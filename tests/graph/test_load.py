@@ -113,7 +113,7 @@ def test_a_model_object_built_from_a_class_named_model_is_the_one_taken(write: W
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("Other", "Other"), ("instance", "Linear"), ("make", "Bilinear"), ("Model", "Model")]
+    ("name", "kind"), [("Other", "Other"), ("instance", "Linear"), ("make", "Tanh"), ("Model", "Model")]
 )
 def test_a_name_after_the_path_picks_a_class_an_object_or_a_function(write: Write, name: str, kind: str) -> None:
     others = """
@@ -123,7 +123,7 @@ class Other(Model):
 instance = nn.Linear(3, 3)
 
 def make():
-    return nn.Bilinear(1, 1, 1)
+    return nn.Tanh()
 """
     loaded = load(write(FIRST_CONVENTION + others) + f":{name}")
     assert loaded.name == name
@@ -292,7 +292,11 @@ def test_faults_of_the_file_are_one_line_with_the_line_of_the_user(write: Write,
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[features, False]", "[features]", r"model.py:9: building Model: TypeError: .*missing 1 required .*'bias'"),
+        (
+            "[features, False]",
+            "[features]",
+            r"model.py:9: building Model: TypeError: .*missing 1 required .*; get_init_inputs\(\) returns",
+        ),
         ("nn.Linear(features", "nn.Linear(-features", r"model.py:11: building Model: \w+: .*"),
         (
             "[features, False]",
@@ -308,7 +312,17 @@ def test_faults_of_the_file_are_one_line_with_the_line_of_the_user(write: Write,
         (
             "[torch.randn(batch_size, features)]",
             "torch.ones(2)",
-            r"model.py: get_inputs\(\) is of type \w*Tensor; it must be",
+            r"model.py: get_inputs\(\) is of type Tensor; it must be",
+        ),
+        (
+            "[torch.randn(batch_size, features)]",
+            "{'scale': 2.0}",
+            r"model.py:13: the inputs do not fit forward, which takes x, scale: missing .* 'x'; return",
+        ),
+        (
+            "[torch.randn(batch_size, features)]",
+            "[torch.ones(2, 3), 1.0, 2.0]",
+            r"model.py:13: the inputs do not fit .*: too many positional arguments; return",
         ),
         ("def get_inputs():", "def get_inputs(size):", r"model.py:19: calling get_inputs\(\): TypeError: .*'size'"),
         (
@@ -322,6 +336,21 @@ def test_faults_of_constructor_and_inputs_name_exception_and_line(
     write: Write, old: str, new: str, message: str
 ) -> None:
     assert re.match(message, refusal(write(FIRST_CONVENTION.replace(old, new))))
+
+
+@pytest.mark.parametrize(
+    "addition",
+    [
+        "    def __call__(self, x): return super().__call__(x, 2.0)",
+        "        self.register_forward_pre_hook(lambda module, args: (*args, 2.0))",
+    ],
+)
+def test_arguments_that_a_call_or_a_hook_adds_are_not_missed(write: Write, addition: str) -> None:
+    text = FIRST_CONVENTION.replace("scale=1.0", "scale").replace(
+        "\n\n    def forward", f"\n{addition}\n\n    def forward"
+    )
+    loaded = load(write(text))
+    assert loaded.model(*loaded.args).shape == (2, 5)
 
 
 def test_a_missing_name_is_answered_with_a_suggestion(write: Write) -> None:

@@ -130,6 +130,7 @@ def _build(
         args, kwargs = _example_inputs(file, namespace, optional=bool(requests))
         with blame(file, "making the inputs"):
             args, kwargs = replace_inputs(requests, model.forward, args, kwargs)
+        _check_arguments(file, model, args, kwargs)
         peer = _tuned(file, namespace) if tuned else None
         if not train:
             with blame(file, "calling eval()"):
@@ -231,7 +232,8 @@ def _model(file: ModelFile, name: str, namespace: Mapping[str, Any]) -> nn.Modul
         if not isinstance(arguments, (list, tuple)):
             kind = type(arguments).__name__
             raise FuseError(f"{file.shown}: get_init_inputs() is of type {kind}; return the list of {name}'s arguments")
-    with blame(file, f"building {name}", _definition(chosen, file)):
+    advice = f"; get_init_inputs() returns the list of {name}'s arguments" if isinstance(chosen, type) else ""
+    with blame(file, f"building {name}", _definition(chosen, file), advice):
         model = chosen(*arguments)
     if not isinstance(model, nn.Module):
         raise FuseError(f"{file.shown}: {name}() is of type {type(model).__name__}; it must be an nn.Module")
@@ -261,10 +263,28 @@ def _example_inputs(file: ModelFile, namespace: Mapping[str, Any], optional: boo
         return (), dict(given)
     if isinstance(given, (list, tuple)):
         return tuple(given), {}
-    kind = type(given).__name__
+    kind = "Tensor" if isinstance(given, torch.Tensor) else type(given).__name__  # it may be fake
     raise FuseError(
         f"{file.shown}: {name} is of type {kind}; it must be a tuple or list of forward's arguments, or a dict"
     )
+
+
+def _check_arguments(file: ModelFile, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise ``FuseError`` where Python could not call ``forward`` with these arguments.
+
+    A hook, ``__call__`` or a decorator may change the arguments: then the call itself tells.
+    """
+    hooks = model._forward_pre_hooks or nn.modules.module._global_forward_pre_hooks
+    if hooks or type(model).__call__ is not nn.Module.__call__ or not inspect.ismethod(model.forward):
+        return
+    signature = inspect.signature(model.forward, follow_wrapped=False)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "no arguments"
+        advice = "return all of them from get_inputs(), or give one with --input NAME=f32[64,16,256]"
+        where = _definition(model.forward.__func__, file) or file.shown
+        raise FuseError(f"{where}: the inputs do not fit forward, which takes {takes}: {error}; {advice}") from None
 
 
 def _called(file: ModelFile, name: str, namespace: Mapping[str, Any]) -> Any:

@@ -135,10 +135,10 @@ def _lives_in(module: ModuleType, folder: Path) -> bool:
 
 
 @contextmanager
-def blame(file: ModelFile, doing: str, fallback: str | None = None) -> Iterator[None]:
+def blame(file: ModelFile, doing: str, fallback: str | None = None, misfit: str = "") -> Iterator[None]:
     """A context that turns any error of user code into one line, which starts with the user's line (or ``fallback``).
 
-    Ctrl-C passes through.
+    ``misfit`` is added where the call itself failed, because its arguments did not fit. Ctrl-C passes through.
     """
     try:
         yield
@@ -154,7 +154,9 @@ def blame(file: ModelFile, doing: str, fallback: str | None = None) -> Iterator[
         advice = "install what is missing into the environment that runs fuse"
         raise FuseError(f"{user_line(error, file) or file.shown}: {summary(error)}; {advice}") from error
     except Exception as error:  # whatever the user's code raises
-        raise FuseError(f"{user_line(error, file) or fallback or file.shown}: {doing}: {summary(error)}") from error
+        passed = user_line(error, file)
+        advice = misfit if passed is None and isinstance(error, TypeError) else ""
+        raise FuseError(f"{passed or fallback or file.shown}: {doing}: {summary(error)}{advice}") from error
 
 
 def summary(error: BaseException) -> str:
