@@ -139,7 +139,7 @@ def tried(pattern: Pattern, arguments: Sequence[Any], environment: Environment) 
 
 
 def _with_call(one: Trial, given: Sequence[Any], special: float | None) -> Trial:
-    about = "" if special is None else f" with one {special:g}"
+    about = "" if special is None else f" with one {special:g}; finite=True allows this"
     return Trial(one.outcome, f"{one.reason} ({', '.join(map(_described, given))}{about})")
 
 

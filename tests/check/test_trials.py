@@ -225,6 +225,20 @@ def test_wrong_on_nan_is_refused_unless_finite(registered):
     assert became(lambda x: torch.relu(x) * 2, randn(4, 8))[0] == [("Relu", 1)]
 
 
+def test_a_class_of_calls_that_is_wrong_where_values_are_infinite_says_how_to_allow_it(registered):
+    @registered
+    class ShiftedScale:
+        def pattern(self, x=fuse.tensor(..., "n"), b=fuse.tensor("n"), s=fuse.tensor("n")):
+            return (x + b) * s
+
+        def replace(self, x, b, s):
+            return torch.addcmul(b * s, x, s)  # inf - inf where x is finite and below zero
+
+    fired, reasons = became(lambda x, b, s: (x + b) * s, randn(4, 8), randn(8), randn(8))
+    assert fired == []
+    assert any("replace is not used for" in one and one.endswith("; finite=True allows this)") for one in reasons)
+
+
 def test_a_gradient_that_is_exactly_zero_is_no_counterexample():
     """Over one key the softmax is 1, whatever the scores: what is computed of its gradient is rounding."""
 

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from fuse.errors import FuseError
+from fuse.graph.loading.model_file import summary
 from fuse.rewrite.installed import BrokenPlugin, Installed
 from fuse.rewrite.patterns import services
 from fuse.rewrite.patterns.call_classes import Trial, class_of
@@ -188,8 +190,10 @@ def load_all(path: Path) -> dict[str, Pattern]:
     """The patterns of a Python file, by name. The file is executed; its patterns do not stay registered.
 
     Raises:
-        FuseError: the file raises.
+        FuseError: there is no such file, or it raises.
     """
+    if not path.is_file():
+        raise FuseError(f"no file {path}; 'fuse patterns' lists patterns by name, and a file is path/to/file.py[:Name]")
     with _aside():
         try:
             spec = importlib.util.spec_from_file_location(f"fuse_patterns_of_{path.stem}", path)
@@ -201,9 +205,15 @@ def load_all(path: Path) -> dict[str, Pattern]:
         except FuseError:
             raise
         except Exception as error:  # any error of the user's file
-            text = (str(error).splitlines() or [""])[0]
-            raise FuseError(f"{path} cannot be run ({type(error).__name__}: {text})") from error
+            line = error.lineno if isinstance(error, SyntaxError) else _last_line(error, path)
+            raise FuseError(f"{path}{f':{line}' if line else ''} cannot be run ({summary(error)})") from error
         return dict(_installed.by_name)
+
+
+def _last_line(error: Exception, path: Path) -> int | None:
+    """The innermost line of the file that the exception passed through."""
+    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(path)]
+    return lines[-1] if lines else None
 
 
 ALL = "all"

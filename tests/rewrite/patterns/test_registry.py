@@ -100,9 +100,12 @@ def test_a_file_without_the_pattern_says_what_it_has(file, name, message):
 def test_a_file_that_cannot_be_run_says_why(tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text("import no_such_module_anywhere")
-    with pytest.raises(FuseError, match=r"wrong.py cannot be run \(ModuleNotFoundError: No module named"):
+    with pytest.raises(FuseError, match=r"wrong.py:1 cannot be run \(ModuleNotFoundError: No module named"):
         registry.load(path)
-    with pytest.raises(FuseError, match=r"nowhere.py cannot be run \(FileNotFoundError"):
+    path.write_text("x = 1\ndef pattern(:")
+    with pytest.raises(FuseError, match=r"wrong.py:2 cannot be run \(SyntaxError: invalid syntax\)$"):
+        registry.load(path)
+    with pytest.raises(FuseError, match=r"^no file .*nowhere.py; 'fuse patterns' lists"):
         registry.load(tmp_path / "nowhere.py")
 
 
@@ -188,7 +191,7 @@ def test_a_file_of_patterns_is_matched_by_the_verbs_for_as_long_as_they_run(file
     [
         ("swish", "no pattern 'swish'"),
         ("FILE:swosh", "has no pattern 'swosh'"),
-        ("no_such_file.py", "cannot be run"),
+        ("no_such_file.py", "no file no_such_file.py"),
     ],
 )
 def test_a_file_without_the_pattern_is_an_error(file, tmp_path, capsys, given, reason):
