@@ -392,8 +392,8 @@ class Engine:
     def _in_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None, kind: object) -> Any:
         """As :meth:`eager`, but that submodules run fused where they can."""
         assert reason is not None
-        self._maker.warn(f"{self._maker.name} runs eager: {reason.reason}")
         result, runs = self._parts.run(self.model, args, kwargs, kind)
+        self._maker.warn(f"{self._maker.name} runs eager: {reason.reason}")
         self._observed = reason, runs
         return result
 

@@ -89,7 +89,10 @@ def compile(
     if isinstance(model, Fused):
         return model
     if not isinstance(model, nn.Module):
-        raise FuseError(f"fuse.compile takes an nn.Module, not a {type(model).__name__}; wrap a function in a module")
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise FuseError(f"fuse.compile takes a module, not its class; give {model.__name__}(...)")
+        kind = type(model).__name__
+        raise FuseError(f"fuse.compile takes an nn.Module, not one of type {kind}; wrap a function in a module")
     registry.select(passes)  # an unknown name is an error now, not at the first call
     if precision == "relaxed" or (isinstance(precision, Precision) and precision.relaxed):
         passes = [info.name for info in registry.select(passes, extend_select=["drop_roundings"])]

@@ -188,6 +188,11 @@ def test_large_figures_have_three_digits(value: int, text: str) -> None:
     assert scaled(value, "B") == text
 
 
+def test_a_tensor_in_place_of_the_tuple_of_arguments_is_told() -> None:
+    with pytest.raises(FuseError, match=r"^the arguments of a call are of type Tensor; give a tuple, such as \(x,\)"):
+        fuse.show(nn.Linear(4, 4), torch.ones(2, 4))  # type: ignore[arg-type]  # the mistake
+
+
 def test_what_a_training_step_holds_is_told():
     class Gated(nn.Module):
         def forward(self, x: Tensor, h: Tensor) -> Tensor:

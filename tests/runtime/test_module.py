@@ -863,3 +863,15 @@ def test_what_atens_operator_returns_of_a_parameter_is_detached_where_that_is_re
         result = fuse.compile(model)()
     assert torch.equal(result, model())
     assert not result.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (nn.Linear, r"takes a module, not its class; give Linear\(\.\.\.\)"),
+        (torch.relu, "not one of type builtin_function_or_method; wrap a function in a module"),
+    ],
+)
+def test_what_is_no_module_is_refused_with_what_to_give_instead(given: Any, said: str) -> None:
+    with pytest.raises(FuseError, match=said):
+        fuse.compile(given)

@@ -502,3 +502,11 @@ def test_what_lies_around_a_sparse_buffer_is_fused() -> None:
     assert fused.last_run is not None
     reason = fused.last_run.fallbacks[0].reason
     assert reason.startswith("adjacency has layout torch.sparse_coo, and is read at test_parts.py:")
+
+
+def test_a_call_that_raises_in_eager_gives_no_warning_before_its_error() -> None:
+    fused = fuse.compile(block(nn.Linear(16, 16)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            fused(torch.ones(2, 15))

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fuse.errors import FuseError
 from fuse.graph.state.object_contents import attributes_of
 from fuse.graph.structure.opened_objects import OpenedObject, can_be_opened
 from fuse.graph.structure.result_structure import is_constant
@@ -48,7 +49,15 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple
 
 
 def named_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[Any, Any]], pytree.TreeSpec]:
-    """As :func:`flatten_arguments`, with the path of each leaf."""
+    """As :func:`flatten_arguments`, with the path of each leaf.
+
+    >>> named_leaves(3, {})
+    Traceback (most recent call last):
+    fuse.errors.FuseError: the arguments of a call are of type int; give a tuple, such as (x,) for one argument
+    """
+    if not isinstance(args, (tuple, list)):
+        kind = "Tensor" if isinstance(args, Tensor) else type(args).__name__  # it may be fake
+        raise FuseError(f"the arguments of a call are of type {kind}; give a tuple, such as (x,) for one argument")
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
     return pytree.tree_flatten_with_path(pytree.tree_unflatten(_opened(leaves)[0], spec))
 
