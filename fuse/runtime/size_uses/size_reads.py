@@ -206,19 +206,21 @@ class _Following:
         with patched(FakeTensor, _answers(self.sizes, self.number)), indexing, chunking:
             self._plain -= 1
             try:
-                with recording_uses(self._refused.append, lambda: self._plain > 0, names, self._running, self.watches):
+                with recording_uses(self._refused.append, names, self._running, self.watches):
                     yield
             finally:
                 self._plain += 1
 
-    @contextlib.contextmanager
-    def plainly(self) -> Iterator[None]:
-        """A context in which sizes are plain numbers."""
+    def plainly(self, run: Callable[..., Any], *args: Any) -> Any:
+        """``run(*args)``, for which sizes are plain numbers; uses are not watched, as that takes longer than ``run``."""
+        watch = sys.getprofile()
+        sys.setprofile(None)
         self._plain += 1
         try:
-            yield
+            return run(*args)
         finally:
             self._plain -= 1
+            sys.setprofile(watch)
 
 
 class _Size(tuple[int, ...]):
@@ -324,10 +326,12 @@ class _Follower(Recorder):
         return super()._finish(pytree.tree_map_only(WatchedInteger, passed, result))
 
     def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with self._following.plainly():
-            result = super()._dispatched(op, args, kwargs)
-            self._following.made(op, args, kwargs, result)
-            return result
+        return self._following.plainly(self._made, op, args, kwargs)
+
+    def _made(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = super()._dispatched(op, args, kwargs)
+        self._following.made(op, args, kwargs, result)
+        return result
 
 
 class _TrainedFollower(_Follower, JointRecorder):

@@ -45,17 +45,15 @@ _HOOKING = "_push_saved_tensors_default_hooks"
 @contextlib.contextmanager
 def recording_uses(
     refuse: Callable[[str], None],
-    is_plain: Callable[[], bool],
     counting: Mapping[str, Any],
     running: dict[FrameType, Any],
     watched: bool,
 ) -> Iterator[None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
-    ``is_plain`` returns whether sizes are plain numbers now. ``counting`` are replacements of Python's counting
-    functions, by name. They are added to the globals of the code that runs, so that other code of the process keeps
-    Python's. ``running`` gets the function of C that each frame calls now. Where sizes are ``watched`` integers, these
-    record look-ups in tables by themselves.
+    ``counting`` are replacements of Python's counting functions, by name. They are added to the globals of the code
+    that runs, so that other code of the process keeps Python's. ``running`` gets the function of C that each frame
+    calls now. Where sizes are ``watched`` integers, these record look-ups in tables by themselves.
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[int, tuple[dict[str, Any], list[str]]] = {}
@@ -65,10 +63,8 @@ def recording_uses(
         return
 
     def watch(frame: FrameType, event: str, called: Any) -> None:
-        if is_plain():
-            return
         running.pop(frame, None)
-        if event == "c_call":
+        if event == "c_call" and called is not sys.setprofile:  # after which nothing is seen
             running[frame] = called
         if event not in ("call", "c_call"):
             return
