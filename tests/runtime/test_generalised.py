@@ -418,6 +418,30 @@ def refused_bits(m: Model, x: Tensor) -> Tensor:
         return m.first(x).tanh()
 
 
+def counted_by_hops(m: Model, x: Tensor) -> Tensor:
+    h, place, hop = x[0], 0, 2
+    for step in x:
+        h = torch.tanh(m.first(h) + step)
+        place += hop
+    return h.exp() if place == 34 else h
+
+
+def counted_by_dimensions(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if sum(step.dim() for step in x) == 34 else m.first(x).tanh()
+
+
+def length_of_rest(m: Model, x: Tensor) -> Tensor:
+    first, *rest = x.unbind(0)
+    return m.first(first).exp() if len(rest) % 5 == 1 else m.first(first).tanh()
+
+
+FUNCTIONS = [torch.tanh] * 17 + [torch.exp] + [torch.tanh] * 40
+
+
+def by_function(m: Model, x: Tensor) -> Tensor:
+    return FUNCTIONS[x.shape[0]](m.first(x))
+
+
 def infer(model: nn.Module, double: nn.Module, fused: Any, x: Tensor) -> None:
     with torch.no_grad():
         got, eager, exact = (as_list(m(y)) for m, y in ((fused, x), (model, x), (double, x.double())))
@@ -471,7 +495,7 @@ def test_every_size_is_right(function: Callable[..., Any]) -> None:
     "function",
     [
         counted_in_pairs, counted_beside, length_of_range, by_iterator, by_list, by_part_of_list, by_array, by_text,
-        by_type, real_part, scaled, refused_bits,
+        by_type, real_part, scaled, refused_bits, counted_by_hops, counted_by_dimensions, length_of_rest, by_function,
     ],
 )  # fmt: skip
 def test_a_single_size_apart_is_seen(function: Callable[..., Tensor]) -> None:

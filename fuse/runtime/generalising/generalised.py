@@ -70,12 +70,12 @@ MOST_COLUMNS = 256
 
 @dataclass(frozen=True)
 class Followed:
-    """The comparisons of sizes in ``forward`` with their outcomes, what it computes by divisions, and the lengths of
-    lists without an expression, which are constants only if they are the same in all runs."""
+    """The comparisons of sizes in ``forward`` with their outcomes, what it computes by divisions, and the plain numbers
+    that it counted, such as lengths of lists, which are constants only if they are the same in all runs."""
 
     noted: Mapping[str, bool]
     expressions: Sequence[str]
-    lengths: tuple[int, ...]
+    counted: tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -221,9 +221,9 @@ class Generalised:
         equal = equal_numbers(expressions, self.had(), self._columns, self._named)
         further = equations_with(equal, self.unknown, self._named)
         known = in_given_sizes([*self.equations, *further], list(self.derived))
-        if known is None or not all(known.values()) or any(run.lengths != runs[0].lengths for run in runs):
+        if known is None or not all(known.values()) or any(run.counted != runs[0].counted for run in runs):
             return None
-        made = replace(self, derived=known, followed=Followed({}, expressions, runs[0].lengths))
+        made = replace(self, derived=known, followed=Followed({}, expressions, runs[0].counted))
         return made if made.gives(self.members) else None
 
     def gives(self, calls: Sequence[CapturedGraphs]) -> bool:
@@ -245,7 +245,7 @@ class Generalised:
         )
         noted: dict[str, bool] = {}
         expressions = dict.fromkeys(self.followed.expressions if self.followed else ())
-        lengths = [self.followed.lengths] if self.followed else []
+        counted = [self.followed.counted] if self.followed else []
         runs = 0
         for one in (*further, sizes):
             run = self._run(model, args, kwargs, one)
@@ -254,11 +254,11 @@ class Generalised:
             if any(noted.setdefault(text, outcome) is not outcome for text, outcome in run.noted.items()):
                 return False
             expressions |= dict.fromkeys(run.expressions)
-            lengths.append(run.lengths)
+            counted.append(run.counted)
             runs += 1
-        if runs < FEWEST_RUNS or any(one != lengths[0] for one in lengths):
+        if runs < FEWEST_RUNS or any(one != counted[0] for one in counted):
             return False
-        return self.decide(Followed(noted, tuple(expressions), lengths[0]))
+        return self.decide(Followed(noted, tuple(expressions), counted[0]))
 
     def _run(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
@@ -271,13 +271,13 @@ class Generalised:
             layouts = numbers[len(last.call.integers) : last.arguments]
             integers = numbers[: len(last.call.integers)]
             training = last.call.training is not None
-            lengths = size_conditions(model, *given, _by_value(numbers), integers, conditions, training, layouts)
+            counted, told = size_conditions(model, *given, _by_value(numbers), integers, conditions, training, layouts)
         except Exception:  # of the user's code, or a fault in fuse, which must not reach the user
             return None
-        if self.own and lengths is None:
+        if self.own and not told:
             return None
         noted = {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
-        return Followed(noted, expressions_of(conditions), (lengths or ()) if self.own else ())
+        return Followed(noted, expressions_of(conditions), counted)
 
     def _lifted(self, sizes: Numbers) -> tuple[Conditions, Numbers]:
         """The numbers of the arguments, and other distinct ones of which no factor is unknown, as extents."""

@@ -1,4 +1,4 @@
-"""Replacements of ``range``, ``len``, ``enumerate`` and ``zip`` that count in symbolic sizes (extents).
+"""Replacements of ``range``, ``len``, ``enumerate``, ``zip`` and ``sum`` that count in symbolic sizes (extents).
 
     for t in range(x.shape[0]):      t is 0, 1, 2, ... and in the last step n0 - 1
         out.append(cell(x[t]))
@@ -25,14 +25,17 @@ from fuse.kernel.arithmetic.extents import Extent, pinned, plain
 from fuse.runtime.size_uses.watched_integers import WatchedInteger, symbolic
 
 _LONG = (list, tuple, dict, set, deque)
-_range, _len, _enumerate, _zip = builtins.range, builtins.len, builtins.enumerate, builtins.zip
+_range, _len, _enumerate, _zip, _sum = builtins.range, builtins.len, builtins.enumerate, builtins.zip, builtins.sum
 
 
-def counting(rows: Callable[[Tensor], int], known: Callable[[int], int]) -> dict[str, Any]:
+def counting(
+    rows: Callable[[Tensor], int], known: Callable[[int], int], count: Callable[[int], None]
+) -> dict[str, Any]:
     """The replacements, by the names of Python's functions.
 
     ``rows`` maps a tensor to its first size as ``forward`` sees it. ``known`` maps the length of a list: to a symbolic
-    size if one has this value. Both return the number unchanged for callers such as other threads.
+    size if one has this value. Both return the number unchanged for callers such as other threads. ``count`` notes a
+    plain number that is a sum: it may have one term for each step of a loop.
     """
 
     def length(of: Any, /) -> int:
@@ -56,7 +59,13 @@ def counting(rows: Callable[[Tensor], int], known: Callable[[int], int]) -> dict
             ends = {at: own.start + own.step * (known(position + 1) - 1) for at, own in ranges.items() if is_last}
             yield tuple(item if _is_symbolic(item) else ends.get(at, item) for at, item in _enumerate(items))
 
-    return {"range": _Range, "len": length, "enumerate": numbered, "zip": zipped}
+    def total(*of: Any, **how: Any) -> Any:
+        found = _sum(*of, **how)
+        if type(found) is int:
+            count(found)
+        return found
+
+    return {"range": _Range, "len": length, "enumerate": numbered, "zip": zipped, "sum": total}
 
 
 def _pin_if_kept(steps: Any) -> None:

@@ -63,15 +63,16 @@ def size_conditions(
     conditions: Conditions,
     gradients: bool,
     layouts: Sequence[Any] = (),
-) -> tuple[int, ...] | None:
+) -> tuple[tuple[int, ...], bool]:
     """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
 
     ``integers`` are the integer arguments, extents where they vary. With ``gradients``, the call is captured with its
     gradients, on which ``forward`` may depend.
 
     Where ``conditions`` keep what is computed, sizes are watched, and ``layouts`` are those of the tensors, as extents.
-    Returns the lengths of lists that ``forward`` got as plain numbers; None if ``conditions`` do not have all numbers
-    that it computes: a size that it read was told by its value, or one that an operator was told may not be its own.
+    Returns the plain numbers that ``forward`` counted, each once: lengths of lists, and sums. Also returns whether
+    ``conditions`` have all numbers that it computes: no size that it read was told by its value, and none that an
+    operator was told may be another one.
 
     Raises:
         Unfollowed: a size without a formula was compared, or a use cannot be recorded.
@@ -88,7 +89,7 @@ def size_conditions(
 
     settled(record, ())
     following.check()
-    return tuple(following.lengths) if following.told else None
+    return tuple(following.counted), following.told
 
 
 class _Following:
@@ -107,7 +108,7 @@ class _Following:
         self._plain = 1
         self._refused: list[str] = []
         self.told = True
-        self.lengths: list[int] = []
+        self.counted: dict[int, None] = {}
 
     def give(self, arguments: Any, layouts: Sequence[Any]) -> None:
         """Note the sizes of the arguments, of which ``layouts`` has sizes and strides."""
@@ -185,8 +186,13 @@ class _Following:
         if number in self._formulas:
             return self.number(number)
         self._guess(False, number)
-        self.lengths.append(number)
+        self.count(number)
         return number
+
+    def count(self, number: int) -> None:
+        """Note a plain number that ``forward`` counted, which may depend on sizes."""
+        if not self._plain and threading.get_ident() == self._thread:
+            self.counted[number] = None
 
     def check(self) -> None:
         """Raise ``Unfollowed`` if a use of a size was not recorded."""
@@ -200,19 +206,19 @@ class _Following:
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
         """A context in which fake tensors return symbolic sizes."""
-        names = counting(lambda tensor: self.sizes(tensor)[0], self.known)
+        names = counting(lambda tensor: self.sizes(tensor)[0], self.known, self.count)
         indexing = _indexing(self.cut) if self.watches else contextlib.nullcontext()
         chunking = _chunking() if self._fakes is not None else contextlib.nullcontext()
         with patched(FakeTensor, _answers(self.sizes, self.number)), indexing, chunking:
             self._plain -= 1
             try:
-                with recording_uses(self._refused.append, names, self._running, self.watches):
+                with recording_uses(self._refused.append, names, self._running, self.watches, self.count):
                     yield
             finally:
                 self._plain += 1
 
     def plainly(self, run: Callable[..., Any], *args: Any) -> Any:
-        """``run(*args)``, for which sizes are plain numbers; uses are not watched, as that takes longer than ``run``."""
+        """``run(*args)``, for which sizes are plain numbers; uses are not watched, which would take longer."""
         watch = sys.getprofile()
         sys.setprofile(None)
         self._plain += 1

@@ -3,7 +3,8 @@
     math.log2(x.shape[0])            C code reads the number: recorded as n0 == 37
     from math import log2            a function under its own name cannot be replaced: refused
     for step in x: steps += 1        counts steps without reading a size: refused
-    self.factors[x.shape[0]]         indexing of lists, strings and arrays reads the number: refused
+    for step in x: place += hop      counts if hop is a plain number: place is noted
+    self.factors[x.shape[0]]         indexing of lists (of numbers or functions), strings, arrays reads it: refused
     "bias_%d" % x.shape[0]           formatting by an operator reads the number: refused
     type(x.shape[0]) is int          is false for a symbolic size: refused
     torch.numel(x)                   returns a plain number: refused
@@ -27,6 +28,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 from fuse.graph.patches.patched import patched
 from fuse.kernel.arithmetic.extents import pinned
 
@@ -48,12 +51,14 @@ def recording_uses(
     counting: Mapping[str, Any],
     running: dict[FrameType, Any],
     watched: bool,
+    count: Callable[[int], None],
 ) -> Iterator[None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
     ``counting`` are replacements of Python's counting functions, by name. They are added to the globals of the code
     that runs, so that other code of the process keeps Python's. ``running`` gets the function of C that each frame
-    calls now. Where sizes are ``watched`` integers, these record look-ups in tables by themselves.
+    calls now. Where sizes are ``watched`` integers, these record look-ups in tables by themselves. ``count`` notes a
+    plain number that was added up in a loop.
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[int, tuple[dict[str, Any], list[str]]] = {}
@@ -66,14 +71,18 @@ def recording_uses(
         running.pop(frame, None)
         if event == "c_call" and called is not sys.setprofile:  # after which nothing is seen
             running[frame] = called
-        if event not in ("call", "c_call"):
+        if event not in ("call", "c_call", "return"):
             return
         if event == "c_call" and called.__name__ == _HOOKING:
             refuse("saved tensors have hooks")
         module = frame.f_globals.get("__name__", "").partition(".")[0]
         if module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__"):
             return
-        if event == "call":
+        if event == "return":
+            for name in _added_up(frame.f_code):
+                if type(found := frame.f_locals.get(name)) is int:
+                    count(found)
+        elif event == "call":
             if id(frame.f_globals) not in given:
                 added = [name for name in names if name not in frame.f_globals]
                 given[id(frame.f_globals)] = frame.f_globals, added
@@ -147,6 +156,29 @@ def _counts(code: CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+def _added_up(code: CodeType) -> tuple[str, ...]:
+    """The local variables to which code assigns sums, products and the like in a loop.
+
+    >>> def places(x, hop):
+    ...     place, n = 0, len(x) - 1
+    ...     for y in x:
+    ...         place = place + hop
+    ...         last = y
+    ...     return place
+    >>> _added_up(places.__code__)
+    ('place',)
+    """
+    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    loops = [(one.argval, one.offset) for one in found if "JUMP_BACKWARD" in one.opname]
+    pairs = (
+        (stored.argval, stored.offset)
+        for one, stored in itertools.pairwise(found)
+        if one.opname == "BINARY_OP" and stored.opname in ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
+    )
+    return tuple({name: None for name, at in pairs if any(start <= at <= end for start, end in loops)})
+
+
+@functools.lru_cache(maxsize=4096)
 def _formats_or_asks_types(code: CodeType) -> bool:
     """Whether code formats numbers by ``%``, or may compare a type with ``int``.
 
@@ -217,8 +249,13 @@ def _only_compared(code: CodeType) -> frozenset[str]:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether indexing a value reads the index in Python or C: lists of numbers, strings, arrays, but not tensors."""
+    """Whether indexing a value reads the index in Python or C: lists of numbers or functions, strings, arrays, but not
+    tensors, nor modules, whose lists read it by themselves."""
     if isinstance(value, (list, tuple, deque)):
-        return len(value) > 1 and any(isinstance(one, (int, float, str, bytes)) or _is_table(one) for one in value)
+        return len(value) > 1 and any(_is_entry(one) or _is_table(one) for one in value)
     is_array = type(value).__module__.partition(".")[0] in ("numpy", "array") and hasattr(value, "__getitem__")
     return is_array or isinstance(value, (str, bytes))
+
+
+def _is_entry(one: Any) -> bool:
+    return isinstance(one, (int, float, str, bytes)) or (callable(one) and not isinstance(one, torch.nn.Module))
