@@ -10,12 +10,12 @@ from fuse.kernel.values import Computation
 
 
 def plain_name(name: str) -> str:
-    """A node's name without the number that makes it unique.
+    """A node's name without the numbers that make it unique. The layers of a model have kernels of one text so.
 
-    >>> plain_name("sigmoid_1")
-    'sigmoid'
+    >>> plain_name("sigmoid_1"), plain_name("layers_0_norm1_weight")
+    ('sigmoid', 'layers_norm1_weight')
     """
-    return re.sub(r"\W", "_", re.sub(r"(_\d+)+$", "", name)).strip("_") or "value"
+    return re.sub(r"\W", "_", re.sub(r"(^|_)\d+(?=_|$)", "", name)).strip("_") or "value"
 
 
 def fit_names(computation: Computation, is_reserved: Callable[[str], bool]) -> Computation:

@@ -195,7 +195,7 @@ def test_what_was_not_noted_is_found_at_sizes_of_no_call() -> None:
     text: Text[str] = Text()
     text.remember(0, (5,))
     assert text.member((7,), 0, frozenset({7}), lowered) is None
-    assert text.failures == 1
+    assert len(text.failures) == 1
     found = Text[str]({0: [(5,)]}).member((7,), 0, frozenset({7}), lambda values, _: f"{values[0] * 4}")
     assert found is not None
     assert found[0].made == "(4 * n0)"

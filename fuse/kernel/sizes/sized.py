@@ -177,11 +177,12 @@ class SizeFamily(Generic[Made]):
 
 @dataclass
 class Text(Generic[Made]):
-    """Known regions with one text: their numbers by occurrence, their families, and the number of failed attempts."""
+    """Known regions with one text: their numbers by occurrence, their families, and what had no family: the numbers of
+    a call with their relation to those of others."""
 
     references: dict[int, list[Numbers]] = field(default_factory=dict)
     families: list[SizeFamily[Made]] = field(default_factory=list)
-    failures: int = 0
+    failures: set[Hashable] = field(default_factory=set)
 
     def remember(self, occurrence: int, numbers: Numbers) -> None:
         """Keep the numbers of the region that had this occurrence index in its call."""
@@ -201,7 +202,7 @@ class Text(Generic[Made]):
         for family in self.families:
             if (sizes := family.sizes(numbers)) is not None:
                 return family, sizes
-        if not apart or len(self.families) + self.failures >= LARGEST_FAMILIES:
+        if not apart or len(self.families) + len(self.failures) >= LARGEST_FAMILIES:
             return None
         found, base, seen = relation_of(numbers, others, apart), numbers, others
         if found is None and others:  # a size is one in this call: relate the last call to this one instead
@@ -210,13 +211,13 @@ class Text(Generic[Made]):
         elif found is None and (supposed := _supposed(numbers, apart)) is not None:
             seen = [supposed]
             found = relation_of(base, seen, apart)
-        if found is None:
+        if found is None or (base, found) in self.failures:
             return None
         made = _family(base, seen, *found, lower)
         if made is None and (tied := relation_of(base, seen)) not in (None, found):  # an image and one twice as high
             made = _family(base, seen, *tied, lower)
         if made is None:
-            self.failures += 1
+            self.failures.add((base, found))
             return None
         self.families.insert(0, made)
         sizes = made.sizes(numbers)
