@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
+from fuse.kernel import lower
 from fuse.runtime.guards.call_keys import kind_of_sizes
 from fuse.runtime.module import Fused
 from fuse.runtime.sizes.varying import SizesSeen
@@ -367,3 +368,32 @@ def test_no_code_of_an_argument_runs_while_calls_are_counted() -> None:
     for size in (3, 5, 8, 3, 11, 13, 17, 19, 23, 29, 31, 37):
         x = torch.randn(size, 4)
         torch.testing.assert_close(fused(x, rude), torch.tanh(x) * 2)
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_layers_share_what_is_lowered(varies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Layers(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Plain() for _ in range(count))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    def lowered(count: int) -> int:
+        with monkeypatch.context() as patched:
+            made: list[str] = []
+            own = lower._lower
+            patched.setattr(lower, "_lower", lambda region, *rest: made.append(region) or own(region, *rest))
+            patched.setattr(lower, "_KERNELS", {})
+            patched.setattr(lower, "_TEXTS", {})
+            fused = fuse.compile(Layers(count).eval())
+            for length in (19, 23) if varies else (19,):
+                fused(torch.randn(length, 5, 16))
+            return len(made)
+
+    few = lowered(3)
+    assert few
+    assert lowered(6) == few
