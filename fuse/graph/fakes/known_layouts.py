@@ -192,16 +192,36 @@ def _same(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
     return _made(mode, x.shape, x.dtype, None if rest else x.stride())
 
 
-def _cleared(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Zeros with the layout of a clone of the first argument; torch 2.11 makes them contiguous."""
-    x = args[0]
-    if not _plain(mode, x) or not x.numel():
+def _like(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A tensor with the size and layout of a clone of the first argument: ``zeros_like(x)``, ``full_like(x, 0)``; and
+    ``zero(x)``, which torch 2.11 makes contiguous."""
+    x, kept = args[0], (None, torch.preserve_format)
+    if not _plain(mode, x) or not x.numel() or not _of_kind(kwargs) or kwargs.get("memory_format") not in kept:
         return NotImplemented
+    dtype = kwargs.get("dtype") or x.dtype
     if is_dense(x):  # torch on this device does not count one element with odd strides as dense
-        return _made(mode, x.shape, x.dtype, x.stride())
+        return _made(mode, x.shape, dtype, x.stride())
     with torch._C._DisableTorchDispatch():
         like = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta"))
-    return _made(mode, x.shape, x.dtype, like.stride())
+    return _made(mode, x.shape, dtype, like.stride())
+
+
+def _new(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A contiguous tensor of another size, with the dtype of the first argument: ``x.new_zeros(size)``."""
+    x, size = args[:2]
+    if not _plain(mode, x) or not _of_kind(kwargs) or not all(type(n) is int and n >= 0 for n in size):
+        return NotImplemented
+    return _made(mode, size, kwargs.get("dtype") or x.dtype)
+
+
+def _of_kind(options: Mapping[str, Any]) -> bool:
+    """Whether options of a new tensor ask for an ordinary tensor of the CPU."""
+    device, layout = options.get("device"), options.get("layout")
+    return (
+        (device is None or torch.device(device) == HOST)
+        and layout in (None, torch.strided)
+        and not options.get("pin_memory")
+    )
 
 
 def _layer_norm(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -261,7 +281,8 @@ _RULES: dict[OpOverload, _Rule] = {
         (_product, "addmm bmm mm"),
         (_grouped_product, "_grouped_mm"),
         (_same, "_log_softmax _softmax clone"),
-        (_cleared, "zero"),
+        (_like, "empty_like full_like ones_like rand_like randn_like zero zeros_like"),
+        (_new, "new_empty new_full new_ones new_zeros"),
         (_layer_norm, "native_layer_norm"),
         (_stack, "stack"),
         (_drawn, "fill_.Scalar normal_ uniform_ zero_"),
