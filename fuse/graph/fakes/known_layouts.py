@@ -74,6 +74,8 @@ def _factory(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs
     device = kwargs.get("device")
     if (device is not None and torch.device(device) != HOST) or torch.get_default_device() != HOST:
         return NotImplemented
+    if op is aten.full.default and kwargs.get("dtype") is not None:  # else the value decides
+        args = args[:1]
     if not _whole_numbers(args):
         return NotImplemented
     if op in (aten.empty.memory_format, aten.empty_strided.default):
@@ -164,6 +166,22 @@ def _stack(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: 
     return _made(mode, size, tensors[0].dtype)
 
 
+def _cat(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Tensors of up to three dimensions, which have no channels last, one after another."""
+    tensors, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if not tensors or not all(_plain(mode, tensor) for tensor in tensors) or type(dim) is not int:
+        return NotImplemented
+    rank = tensors[0].dim()
+    if not 1 <= rank <= 3 or not -rank <= dim < rank or len({tensor.dtype for tensor in tensors}) > 1:
+        return NotImplemented
+    along = dim % rank
+    if len({(*tensor.shape[:along], 0, *tensor.shape[along + 1 :]) for tensor in tensors}) > 1:
+        return NotImplemented
+    size = list(tensors[0].shape)
+    size[along] = sum(tensor.shape[along] for tensor in tensors)
+    return _made(mode, size, tensors[0].dtype)
+
+
 def _grouped_product(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Products of groups of rows, for every dtype that eager multiplies.
 
@@ -199,11 +217,8 @@ def _like(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
     if not _plain(mode, x) or not x.numel() or not _of_kind(kwargs) or kwargs.get("memory_format") not in kept:
         return NotImplemented
     dtype = kwargs.get("dtype") or x.dtype
-    if is_dense(x):  # torch on this device does not count one element with odd strides as dense
-        return _made(mode, x.shape, dtype, x.stride())
-    with torch._C._DisableTorchDispatch():
-        like = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta"))
-    return _made(mode, x.shape, dtype, like.stride())
+    dense = is_dense(x)  # torch on a meta device does not count one element with odd strides as dense
+    return _made(mode, x.shape, dtype, x.stride() if dense else iterator_strides([x], x.shape, False))
 
 
 def _new(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -262,7 +277,7 @@ _Rule = Callable[[FakeTensorMode, OpOverload, tuple[Any, ...], Mapping[str, Any]
 _RULES: dict[OpOverload, _Rule] = {
     getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2] or "default"): rule
     for rule, names in (
-        (_factory, "empty.memory_format empty_strided ones rand randn zeros"),
+        (_factory, "empty.memory_format empty_strided full ones rand randn zeros"),
         (
             _view,
             """
@@ -273,8 +288,8 @@ _RULES: dict[OpOverload, _Rule] = {
         (
             _elementwise,
             """
-            abs add.Tensor div.Tensor exp gelu log mul.Tensor neg reciprocal relu rsqrt rsub.Scalar sigmoid silu sqrt
-            sub.Tensor tanh
+            abs add.Tensor div.Tensor exp gelu log maximum minimum mul.Tensor neg reciprocal relu rsqrt rsub.Scalar
+            sigmoid silu sqrt sub.Tensor tanh
         """,
         ),
         (_in_place, "add_.Tensor mul_.Tensor relu_"),
@@ -285,6 +300,7 @@ _RULES: dict[OpOverload, _Rule] = {
         (_new, "new_empty new_full new_ones new_zeros"),
         (_layer_norm, "native_layer_norm"),
         (_stack, "stack"),
+        (_cat, "cat"),
         (_drawn, "fill_.Scalar normal_ uniform_ zero_"),
     )
     for name in names.split()
