@@ -10,7 +10,7 @@ from fuse.kernel.values import Computation
 
 
 def plain_name(name: str) -> str:
-    """A node's name without the numbers that make it unique. The layers of a model have kernels of one text so.
+    """A node's name without the numbers that make it unique, so that equal layers of a model have kernels of one text.
 
     >>> plain_name("sigmoid_1"), plain_name("layers_0_norm1_weight")
     ('sigmoid', 'layers_norm1_weight')

@@ -9,6 +9,8 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import Future
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import fuse
+from fuse.errors import CompileFailed
+from fuse.runtime.building import interrupts
 from fuse.runtime.cpu import compiler, toolchain
 
 pytestmark = pytest.mark.usefixtures("interruptible")
@@ -236,3 +240,11 @@ def test_a_child_forked_while_gradients_are_compiled(tmp_path: Path, monkeypatch
     monkeypatch.setenv("FUSE_CACHE_DIR", str(tmp_path / "cache"))
     ran = subprocess.run([sys.executable, "-c", FORKS_EARLY], capture_output=True, text=True, timeout=200)
     assert ran.stdout == "child 0\n", ran.stderr
+
+
+def test_a_thread_of_an_interrupted_caller_does_not_wait_for_compilations_of_others() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts.stopped_on_interrupt():
+        of_caller = copy_context()
+        raise KeyboardInterrupt
+    with pytest.raises(CompileFailed, match="the call was interrupted"):
+        of_caller.run(interrupts.awaited, Future())

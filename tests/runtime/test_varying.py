@@ -384,7 +384,7 @@ def test_layers_share_what_is_lowered(varies: bool, monkeypatch: pytest.MonkeyPa
 
     def lowered(count: int) -> int:
         with monkeypatch.context() as patched:
-            made: list[str] = []
+            made: list[object] = []
             own = lower._lower
             patched.setattr(lower, "_lower", lambda region, *rest: made.append(region) or own(region, *rest))
             patched.setattr(lower, "_KERNELS", {})

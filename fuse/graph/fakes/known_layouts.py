@@ -67,12 +67,16 @@ def _made(
         return FakeTensor(mode, torch.empty_strided(size, strides, dtype=dtype, device="meta"), HOST)
 
 
+def _is_ordinary(options: Mapping[str, Any]) -> bool:
+    """Whether the options of a new tensor ask for an ordinary tensor of the CPU."""
+    device, layout = options.get("device"), options.get("layout")
+    on_host = device is None or torch.device(device) == HOST
+    return on_host and layout in (None, torch.strided) and not options.get("pin_memory")
+
+
 def _factory(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """A new tensor, made by torch on the meta device."""
-    if kwargs.get("layout") not in (None, torch.strided) or kwargs.get("pin_memory"):
-        return NotImplemented
-    device = kwargs.get("device")
-    if (device is not None and torch.device(device) != HOST) or torch.get_default_device() != HOST:
+    if not _is_ordinary(kwargs) or torch.get_default_device() != HOST:
         return NotImplemented
     if op is aten.full.default and kwargs.get("dtype") is not None:  # else the value decides
         args = args[:1]
@@ -214,7 +218,7 @@ def _like(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
     """A tensor with the size and layout of a clone of the first argument: ``zeros_like(x)``, ``full_like(x, 0)``; and
     ``zero(x)``, which torch 2.11 makes contiguous."""
     x, kept = args[0], (None, torch.preserve_format)
-    if not _plain(mode, x) or not x.numel() or not _of_kind(kwargs) or kwargs.get("memory_format") not in kept:
+    if not _plain(mode, x) or not x.numel() or not _is_ordinary(kwargs) or kwargs.get("memory_format") not in kept:
         return NotImplemented
     dtype = kwargs.get("dtype") or x.dtype
     dense = is_dense(x)  # torch on a meta device does not count one element with odd strides as dense
@@ -224,19 +228,9 @@ def _like(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
 def _new(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """A contiguous tensor of another size, with the dtype of the first argument: ``x.new_zeros(size)``."""
     x, size = args[:2]
-    if not _plain(mode, x) or not _of_kind(kwargs) or not all(type(n) is int and n >= 0 for n in size):
+    if not _plain(mode, x) or not _is_ordinary(kwargs) or not all(type(n) is int and n >= 0 for n in size):
         return NotImplemented
     return _made(mode, size, kwargs.get("dtype") or x.dtype)
-
-
-def _of_kind(options: Mapping[str, Any]) -> bool:
-    """Whether options of a new tensor ask for an ordinary tensor of the CPU."""
-    device, layout = options.get("device"), options.get("layout")
-    return (
-        (device is None or torch.device(device) == HOST)
-        and layout in (None, torch.strided)
-        and not options.get("pin_memory")
-    )
 
 
 def _layer_norm(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -177,8 +177,8 @@ class SizeFamily(Generic[Made]):
 
 @dataclass
 class Text(Generic[Made]):
-    """Known regions with one text: their numbers by occurrence, their families, and what had no family: the numbers of
-    a call with their relation to those of others."""
+    """Known regions with one text: their numbers by occurrence, their families, and failed attempts to make a family,
+    each the numbers of a call with their relation to those of others."""
 
     references: dict[int, list[Numbers]] = field(default_factory=dict)
     families: list[SizeFamily[Made]] = field(default_factory=list)

@@ -17,6 +17,8 @@ from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from typing import TypeVar
 
+from fuse.errors import CompileFailed
+
 Result = TypeVar("Result")
 
 ALERT = 0.2
@@ -75,12 +77,17 @@ def stopped_on_interrupt() -> Iterator[None]:
 def awaited(future: Future[Result]) -> Result:
     """The result of ``future``, waiting with a timeout: Python misses a Ctrl-C just before a wait without one.
 
+    Raises:
+        CompileFailed: the caller of this thread was interrupted.
+
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> with ThreadPoolExecutor() as pool:
     ...     awaited(pool.submit(sum, [1, 2]))
     3
     """
     while not future.done():
+        if are_stopped():
+            raise CompileFailed("a compiler was not waited for: the call was interrupted")
         wait([future], timeout=ALERT)
     return future.result()
 

@@ -13,10 +13,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
-from threading import Event
 
 from fuse.errors import CompileFailed
 from fuse.runtime.building import cache
@@ -29,8 +28,8 @@ from fuse.runtime.cpu.toolchain import Toolchain
 _FORMAT = "1"
 
 _loaded: dict[str, ctypes.CDLL] = {}
-_compiled_now: dict[str, Event] = {}
-"""What each thread of this process compiles, and when it is done."""
+_compiled_now: dict[str, Future[None]] = {}
+"""Compilations that threads of this process have begun, by key; each is done whether it succeeded or not."""
 os.register_at_fork(after_in_child=_compiled_now.clear)  # those threads are the parent's
 
 
@@ -62,10 +61,10 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
         return library
     if (entry := cache.find(key)) is not None:
         return _loaded.setdefault(key, _load(*entry))
-    done = Event()
+    done: Future[None] = Future()
     if (another := _compiled_now.setdefault(key, done)) is not done:
         check_allowed()
-        another.wait()
+        awaited(another)
         return build(source, flags=flags)  # loaded by now, unless the other thread failed or was interrupted
     try:
         if (library := _loaded.get(key)) is not None:  # another thread was done just before
@@ -75,7 +74,7 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
         return _loaded.setdefault(key, _load(_stored(key, content), content))
     finally:
         _compiled_now.pop(key, None)
-        done.set()
+        done.set_result(None)
 
 
 def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:

@@ -137,8 +137,7 @@ def _counts(code: CodeType) -> bool:
     >>> _counts(steps.__code__), _counts(last.__code__)
     (True, False)
     """
-    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
-    loops = [(one.argval, one.offset) for one in found if "JUMP_BACKWARD" in one.opname]
+    found, is_inside = _instructions(code)
     for place, one in enumerate(found[:-1]):
         if not one.opname.startswith("LOAD_") or type(one.argval) is not int or "CONST" not in one.opname:
             continue
@@ -147,7 +146,7 @@ def _counts(code: CodeType) -> bool:
             return True
         if then.opname != "BINARY_OP" or stored is None:
             continue
-        inside = any(start <= one.offset <= end for start, end in loops)
+        inside = is_inside(one.offset)
         again = stored.opname.startswith("STORE_") and place and found[place - 1].argval == stored.argval
         lasting = stored.opname in ("STORE_DEREF", "STORE_GLOBAL", "SWAP")
         if (then.argrepr in ("+=", "-=") and (inside or lasting)) or (then.argrepr in ("+", "-") and inside and again):
@@ -168,14 +167,17 @@ def _added_up(code: CodeType) -> tuple[str, ...]:
     >>> _added_up(places.__code__)
     ('place',)
     """
+    found, is_inside = _instructions(code)
+    sums = (stored for one, stored in itertools.pairwise(found) if one.opname == "BINARY_OP")
+    names = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
+    return tuple({one.argval: None for one in sums if one.opname in names and is_inside(one.offset)})
+
+
+def _instructions(code: CodeType) -> tuple[list[dis.Instruction], Callable[[int], bool]]:
+    """The instructions of code, and whether one at an offset is inside of a loop."""
     found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
     loops = [(one.argval, one.offset) for one in found if "JUMP_BACKWARD" in one.opname]
-    pairs = (
-        (stored.argval, stored.offset)
-        for one, stored in itertools.pairwise(found)
-        if one.opname == "BINARY_OP" and stored.opname in ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
-    )
-    return tuple({name: None for name, at in pairs if any(start <= at <= end for start, end in loops)})
+    return found, lambda offset: any(start <= offset <= end for start, end in loops)
 
 
 @functools.lru_cache(maxsize=4096)
