@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import Future
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from pathlib import Path
 
 import pytest
@@ -243,8 +243,14 @@ def test_a_child_forked_while_gradients_are_compiled(tmp_path: Path, monkeypatch
 
 
 def test_a_thread_of_an_interrupted_caller_does_not_wait_for_compilations_of_others() -> None:
-    with pytest.raises(KeyboardInterrupt), interrupts.stopped_on_interrupt():
-        of_caller = copy_context()
-        raise KeyboardInterrupt
+    contexts: list[Context] = []
+
+    def interrupted() -> None:
+        with interrupts.stopped_on_interrupt():
+            contexts.append(copy_context())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     with pytest.raises(CompileFailed, match="the call was interrupted"):
-        of_caller.run(interrupts.awaited, Future())
+        contexts[0].run(interrupts.awaited, Future())
