@@ -139,8 +139,9 @@ class Request:
             excess.append(f"more than --max-launches {self.max_launches:,}")
         if self.fail_on_increase is not None and launches > (base := launches_after(read(self.fail_on_increase))):
             excess.append(f"more than the {base:,} of {self.fail_on_increase}")
+        plural = "" if launches == 1 else "es"
         for reason in excess:
-            click.echo(f"fuse: failed: {launches:,} launches after the passes, {reason}", err=True)
+            click.echo(f"fuse: failed: {launches:,} launch{plural} after the passes, {reason}", err=True)
         return not excess
 
 

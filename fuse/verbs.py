@@ -97,6 +97,10 @@ def show(
     """
     if kernels and to.as_json:
         raise FuseError("--kernels prints text, not JSON; leave one of the two flags out")
+    if graph is not None:
+        from fuse.report.pictures.draw import check_suffix
+
+        check_suffix(graph)
     from fuse.report.show import show as make_report
     from fuse.report.table import report_table
 

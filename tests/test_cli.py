@@ -187,7 +187,7 @@ def test_passes_are_listed_with_origin_and_summary(capsys: pytest.CaptureFixture
         (["show", "model.py:Modell"], "did you mean 'Model'"),
         (["show", "model.py", "--select", "dead_cod"], "did you mean 'dead_code'"),
         (["show", "model.py", "--device", "h20"], "did you mean 'h200'"),
-        (["show", "model.py", "--graph", "out.png"], "must end in"),
+        (["show", "not_even_loaded.py", "--graph", "out.png"], "must end in"),
         (["show", "model.py", "--fail-on-increase", "none.json"], "none.json"),
         (["show", "model.py", "--kernels", "--json"], "--kernels"),
         (["show", "model.py", "--kernels=ptx"], "'source', 'ir'"),

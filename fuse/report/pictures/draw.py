@@ -35,13 +35,23 @@ class DrawnFiles:
     hint: str | None
 
 
+def check_suffix(path: Path) -> None:
+    """Raise ``FuseError`` if ``path`` ends in no format that can be drawn.
+
+    >>> check_suffix(Path("model.png"))
+    Traceback (most recent call last):
+    fuse.errors.FuseError: cannot draw model.png: its name must end in .dot, .svg or .html
+    """
+    if path.suffix not in SUFFIXES:
+        raise FuseError(f"cannot draw {path}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+
+
 def draw(report: Report, path: Path) -> DrawnFiles:
     """Draw the graphs of ``report``, before and after side by side, in the format that ``path`` ends in.
 
     Raises ``FuseError`` for another suffix and for a file that cannot be written.
     """
-    if path.suffix not in SUFFIXES:
-        raise FuseError(f"cannot draw {path}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    check_suffix(path)
     before, after = report.before_sketch, sketch(report.graph)
     titles = (title("before", report.before.launches), title("after", report.after.launches))
     text = dot(before, after, titles)
