@@ -35,9 +35,6 @@ aten = torch.ops.aten
 
 MOST_KEPT = 2**24
 """The most elements, over all steps, that are collected only to be summed at once: 64 MiB of float32."""
-LEAST_ADDED = 2**16
-"""From so many elements of rows on, over all steps, a sum is added up from step to step instead of collecting the rows:
-each step then writes to the same memory."""
 
 
 @dataclass(frozen=True)
@@ -312,12 +309,10 @@ class _Reversal:
         return added, contracted
 
     def _is_added(self, rows: Node, kept: set[Node]) -> bool:
-        """Whether the sum of ``rows`` is added up from step to step: they are many, they are not collected anyway, and
-        their dtype is wide enough to add up many of them."""
-        value: Tensor = rows.meta["val"]
-        whole = _whole(rows)
-        many = value.numel() * self.spec.trip_count >= LEAST_ADDED
-        return many and whole.op == "call_function" and whole not in kept and value.dtype.itemsize >= 4
+        """Whether the sum of ``rows`` is added up from step to step, so that each step writes to the same memory: they
+        are not collected anyway, and their dtype is wide enough to add up many of them."""
+        whole, dtype = _whole(rows), rows.meta["val"].dtype
+        return whole.op == "call_function" and whole not in kept and dtype.itemsize >= 4
 
     def _pays(self, how: Contraction, base: Node) -> bool:
         elements = sum(node.meta["val"].numel() for node in how.operands) * self.spec.trip_count

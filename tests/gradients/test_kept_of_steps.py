@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.gradients import reversing
 from fuse.gradients.differentiating import by_loops
 from fuse.graph.backward.joint import Joint, capture_joint
 from fuse.graph.loop import Loop
@@ -142,12 +141,6 @@ def of_all_steps(joint: Joint) -> list[tuple[int, ...]]:
     return [tuple(one.meta["val"].shape) for one in node.args[0][loop.spec.carries :]]
 
 
-@pytest.fixture
-def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reversing, "LEAST_ADDED", 1)
-
-
-@pytest.mark.usefixtures("_few_are_many")
 @pytest.mark.parametrize(
     ("run", "state"), [(crf, (WIDTH,)), (selective, (WIDTH, WIDTH))], ids=["crf", "selective scan"]
 )
@@ -160,7 +153,6 @@ def test_rows_that_are_only_summed_are_added_up_from_step_to_step(
     assert_right(model.double(), *(a.detach().double().requires_grad_() for a in given))
 
 
-@pytest.mark.usefixtures("_few_are_many")
 def test_two_sums_of_the_same_rows_are_two_gradients() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -178,7 +170,6 @@ def test_two_sums_of_the_same_rows_are_two_gradients() -> None:
     assert report.passed, report
 
 
-@pytest.mark.usefixtures("_few_are_many")
 @pytest.mark.parametrize(
     "run",
     [
@@ -193,17 +184,11 @@ def test_rows_that_are_there_anyway_are_not(run: Callable[..., Tensor]) -> None:
     assert_right(model, *given)
 
 
-def test_few_rows_and_rows_of_a_narrow_dtype_are_kept() -> None:
-    model, given = Scan(selective), args(WIDTH, WIDTH)
-    assert (BATCH, WIDTH, WIDTH) in of_all_steps(joint_of(model, *given))
-    narrow = Scan(selective).bfloat16()
-    reversing_least, reversing.LEAST_ADDED = reversing.LEAST_ADDED, 1
-    try:
-        taken = [a.detach().bfloat16().requires_grad_() for a in given]
-        assert (BATCH, WIDTH, WIDTH) in of_all_steps(joint_of(narrow, *taken))
-        assert_right(narrow, *taken)
-    finally:
-        reversing.LEAST_ADDED = reversing_least
+def test_rows_of_a_narrow_dtype_are_kept() -> None:
+    narrow, given = Scan(selective).bfloat16(), args(WIDTH, WIDTH)
+    taken = [a.detach().bfloat16().requires_grad_() for a in given]
+    assert (BATCH, WIDTH, WIDTH) in of_all_steps(joint_of(narrow, *taken))
+    assert_right(narrow, *taken)
 
 
 def test_many_rows_are_added_up() -> None:
