@@ -3,9 +3,10 @@
     sizes (50, 3), (20, 5), (61, 9), ...      9,600  6,400  35,136  ...      64 * n0 * n1
                                                 146     96     299  ...      n0 * n1 - 4
 
-The polynomial with the fewest terms is taken, of degree 3 at most. It has to give the number of each sample. Of many
-sizes, a term is not any product, but a number of the graph, or such a number times a size of an argument. No two terms
-are multiples of each other at all samples, with or without a constant added.
+The polynomial with the fewest terms is taken: three of degree 3 at most, or any number of degree 2 where the samples
+determine these. It has to give the number of each sample. Of many sizes, a term is not any product, but a number of the
+graph, or such a number times a size of an argument. No two terms are multiples of each other at all samples, with or
+without a constant added.
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ class Samples:
         (((), -32), (('n0', 'n1'), 64))
         >>> samples.polynomial_through([a // 2 for a, _ in samples.sizes]) is None
         True
+        >>> samples = Samples(tuple((a, b) for a in (5, 7, 12) for b in (2, 3, 9)), 2)
+        >>> samples.polynomial_through([(a + 1) * (b + 1) for a, b in samples.sizes])
+        (((), 1), (('n0',), 1), (('n0', 'n1'), 1), (('n1',), 1))
         """
         if any(type(number) is not int for number in column):
             return None
@@ -122,6 +126,9 @@ class Samples:
         for (one, _), (two, _) in pairs:
             if _may_be_dependent((changes[one], changes[two], since_first)):
                 yield CONSTANT, one, two
+        every = list(_monomials(len(self.sizes[0]), DETERMINED_DEGREE))
+        if len(self.sizes) >= len(every) + SPARE and self._values.keys() >= set(every):
+            yield tuple(every)
         if len(self._values) <= MOST_TRIPLES:
             yield from combinations(list(self._values)[1:], 3)
 
