@@ -88,7 +88,12 @@ def of_length(m: Model, x: Tensor) -> Tensor:
     return m.first(x).softmax(0) * x.shape[0]
 
 
-ALL = (plain, loop, residual, several, with_library, in_steps, attention, positions, count_too, by_mode)
+def padded(m: Model, x: Tensor) -> Tensor:
+    """A polynomial of four terms: the result has ``(length + 1) * (batch + 1)`` rows."""
+    return F.pad(m.first(x), (0, 0, 0, 1, 0, 1)).cumsum(0) * 2
+
+
+ALL = (plain, loop, residual, several, padded, with_library, in_steps, attention, positions, count_too, by_mode)
 
 
 def run(function: Callable[[Model, Tensor], object], sizes: list[tuple[int, int]]) -> nn.Module:
