@@ -5,10 +5,11 @@
                                         loop over k's elements
 
 The kernels must not depend on one another (equal depth, see :mod:`fuse.rewrite.partition`). They must also be small: a
-kernel that runs longer than a launch takes gains nothing. Many kernels share several launches, so that compilers stay
-fast; equal functions are compiled once. Every loop nest keeps its own shape. Many kernels that do the same to different
-tensors share one launch, whose function has a loop over them (:mod:`fuse.kernel.sizes.members`). A fill (``zeros``)
-that a library call or the caller reads joins the first kernels.
+kernel that runs longer than a launch takes gains nothing. Where sizes vary, kernels of any size share a launch, so that
+large and small calls have one graph. Many kernels share several launches, so that compilers stay fast; equal functions
+are compiled once. Every loop nest keeps its own shape. Many kernels that do the same to different tensors share one
+launch, whose function has a loop over them (:mod:`fuse.kernel.sizes.members`). A fill (``zeros``) that a library call
+or the caller reads joins the first kernels.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fuse.kernel.kernel import Declined
 from fuse.kernel.lower import structure
 from fuse.kernel.sizes.members import FEWEST
 from fuse.kernel.sizes.region_text import layouts
+from fuse.kernel.sizes.sized import sizes_vary
 from fuse.passes.region_growing import domain_of_region, fuse_members
 from fuse.rewrite import nested, regions
 from fuse.rewrite.partition import Group, partition
@@ -101,14 +103,14 @@ def _spelled(group: Group[Domain]) -> str:
 
 
 def small_kernel(node: Node) -> Domain | None:
-    """The domain of a kernel that moves at most ``MAX_BYTES``, else None."""
+    """The domain of a kernel that moves at most ``MAX_BYTES``, or of any where sizes vary; else None."""
     if regions.is_region(node):
         domain = domain_of_region(node)
     else:
         found = domain_of(node) if node.op == "call_function" else None
         domain = None if found is None or isinstance(found, Declined) else found
-    if domain is None:
-        return None
+    if domain is None or sizes_vary():
+        return domain
     values = [*(a.meta["val"] for a in node.all_input_nodes), node.meta["val"]]
     moved = sum(bytes_of(tensor) for tensor in tensors_in(values))
     return domain if moved <= MAX_BYTES else None

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fuse
 from fuse.testing import assert_fuses
 
 X, Y = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.ones(3)
@@ -64,6 +65,14 @@ def test_kernels_that_wait_for_one_another_stay(model):
 def test_large_kernels_stay_apart():
     large = torch.ones(1200, 1000)
     assert_fuses(Independent(), large, Y, launches=2, fired={"fuse_horizontal": 0})
+
+
+def test_large_kernels_share_a_launch_where_sizes_vary() -> None:
+    model, fused = Independent(), fuse.compile(Independent())
+    for rows, launches in ((1200, 2), (1300, 1), (3, 1)):
+        large = torch.randn(rows, 1000)
+        torch.testing.assert_close(fused(large, Y), model(large, Y))
+        assert fused.last_run.launches == launches
 
 
 class Many(nn.Module):
