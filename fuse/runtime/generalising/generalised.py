@@ -16,9 +16,8 @@ A call at new sizes gets the graph of others if all of these conditions hold:
   were even, nothing is known of odd ones. The captured sizes vary independently: if all batches have 48 tokens, a
   division by 48 could also be a division by the number of tokens.
 - A number may also be made of sizes that operators compute by a division (:mod:`fuse.runtime.size_uses.derived_sizes`),
-or that
-  ``forward`` does (:mod:`fuse.runtime.size_uses.forward_numbers`), as long as all formulas of these agree on the new
-  sizes.
+  or that ``forward`` computes so (:mod:`fuse.runtime.size_uses.forward_numbers`), as long as all formulas of these
+  agree on the new sizes.
 - Each number of the new graph is between the least and the largest value that it had in captured graphs, and the order
   of any two numbers occurred in one of these graphs. So a comparison without a record (in a pass, in the decomposition
   of an operator) has an outcome that it had before, with the same text.
