@@ -152,7 +152,8 @@ class Engine:
                 result = self._served(*found, args, kwargs)
                 if is_new and found[0].is_sized():  # compared with an eager call, and so with the run
                     with self._lock:
-                        known.new_sizes.captured(call, time.perf_counter() - started, True, cheap=True)
+                        seconds = time.perf_counter() - started
+                        known.new_sizes.captured(call, seconds, True, True, found[0].training)
                 return result
             try:
                 if is_new:

@@ -165,7 +165,7 @@ class KnownVariants:
         if between is not None and sized is None:
             learn(self.new_sizes, call, between, compiled)
         if compiled.program is not None and sized is None:
-            self.new_sizes.captured(call, seconds, compiled.resized)
+            self.new_sizes.captured(call, seconds, compiled.resized, training=compiled.training)
         self.in_vain.made(self.of_sizes(call), compiled)
         if not (compiled.once or (compiled.program is None and self.in_vain.failed(self.kind(call), compiled))):
             state = self._remember(compiled)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import time
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fuse
+from fuse.runtime.autograd.training import Training
 from fuse.runtime.sizes import patience
 from fuse.runtime.sizes.new_sizes import NewSizes
 from fuse.runtime.sizes.patience import SETTLED, SETTLED_NUMBERS, Patience
@@ -138,6 +142,41 @@ def test_a_size_whose_program_is_made_in_less_than_one_eager_call_never_runs_eag
     assert patient.expected("kind", 11) == 0.5
     patient.ran_eager("kind", 12, 0.01)
     assert patient.expected("kind", 11, resized=True) == 0.02
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(self.first(x))
+        return y, y.square() * 2
+
+
+def test_a_backward_program_for_a_loss_of_some_results_is_part_of_the_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, noted = Training._rewritten_backward, Patience.captured
+    prices: dict[object, float] = {}
+
+    def slow(training: Training, missing: frozenset[int]) -> Any:
+        time.sleep(0.2 if missing else 0.0)
+        return own(training, missing)
+
+    def captured(known: Patience, kind: object, size: object, seconds: float, resized: bool = False) -> None:
+        prices[size] = seconds
+        noted(known, kind, size, seconds, resized)
+
+    monkeypatch.setattr(Training, "_rewritten_backward", slow)
+    monkeypatch.setattr(Patience, "captured", captured)
+    model = Two()
+    fused, other = fuse.compile(model), copy.deepcopy(model)
+    for rows in (20, 30, 25, 22, 27, 24, 29, 21):
+        x = torch.randn(rows, 8)
+        fused(x)[0].sum().backward()
+        other(x)[0].sum().backward()
+        torch.testing.assert_close(model.first.weight.grad, other.first.weight.grad)
+    assert len(prices) >= 8
+    assert all(seconds >= 0.2 for seconds in list(prices.values())[:-1])
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -10,6 +10,7 @@ loss scaling and optimizers work as usual. Autograd holds the saved tensors, and
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -106,7 +107,8 @@ class Training:
     each set of results that a loss uses. While the forward kernels are compiled, the backward graph for a loss of all
     results is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already. With
     ``sized``, both have programs, and ``joint`` and ``rewritten`` are those of a call at other sizes. ``twice``:
-    gradients of its gradients were taken.
+    gradients of its gradients were taken. ``making``: the seconds that backward programs for losses of some results
+    took to make.
     """
 
     joint: Joint
@@ -116,6 +118,7 @@ class Training:
     rewritten: RewrittenGraphs | None = None
     sized: SizedTraining | None = None
     twice: bool = False
+    making: float = 0.0
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
     rebuild: Reconstruction = field(init=False)
@@ -307,8 +310,10 @@ class Training:
             return self._backward
         with self.lock:
             if missing not in self._backwards:
+                started = time.perf_counter()
                 with lowering_of(self._call):  # autograd's threads have no current call
                     self._backwards[missing] = self._begun(*self._rewritten_backward(missing), missing)
+                self.making += time.perf_counter() - started
             return self._backwards[missing]
 
     def _rewritten_backward(self, missing: frozenset[int]) -> tuple[GraphModule, tuple[int | None, ...]]:

@@ -9,13 +9,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from fuse.kernel.sizes.sized import keep_what_varies, lowering_for, sizes_are_symbolic
+from fuse.runtime.autograd.training import Training
 from fuse.runtime.building import tuning
 from fuse.runtime.building.compiling import Compiling
 from fuse.runtime.generalising.kinds_of_calls import Between
@@ -43,6 +46,17 @@ class Way:
     key: Hashable
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """A call of a new size in training, and the seconds that it took without backward programs that are made later."""
+
+    training: ref[Training]
+    kind: Hashable
+    size: Key
+    seconds: float
+    resized: bool
+
+
 class NewSizes:
     """The sizes that calls of one model had, and what programs for them took.
 
@@ -58,6 +72,8 @@ class NewSizes:
         self._patience = Patience()
         self._compilations = Compilations()
         self._integers: dict[Hashable, dict[tuple[int, ...], None]] = {}
+        self._trained: deque[_Trained] = deque(maxlen=patience.SETTLED)
+        self._backward: dict[Hashable, float] = {}
 
     def lowering(self, call: ModelCall) -> AbstractContextManager[None]:
         """A context in which regions are lowered for a call: sizes that vary are arguments of its kernels."""
@@ -123,9 +139,29 @@ class NewSizes:
         """Note that a call waits for the compiler; the seconds that this would take."""
         return self._compilations.waits(way.key, call.key)
 
-    def captured(self, call: ModelCall, seconds: float, resized: bool, cheap: bool = False) -> None:
-        """Note that a call was captured, or got the graph of others (``resized``), or their program (``cheap``)."""
-        self._patience.captured(self._kind(call, cheap), call.key, seconds, resized)
+    def captured(
+        self, call: ModelCall, seconds: float, resized: bool, cheap: bool = False, training: Training | None = None
+    ) -> None:
+        """Note that a call was captured, or got the graph of others (``resized``), or their program (``cheap``).
+
+        For a loss of some results, ``training`` makes its backward program later, whose seconds count as well.
+        """
+        kind = self._kind(call, cheap)
+        self._count_backward()
+        self._patience.captured(kind, call.key, seconds + self._backward.get(kind, 0.0), resized)
+        if training is not None:
+            self._trained.append(_Trained(ref(training), kind, call.key, seconds, resized))
+
+    def _count_backward(self) -> None:
+        """Add the seconds of backward programs that were made after their calls to the price of these."""
+        for one in tuple(self._trained):
+            training = one.training()
+            if training is not None and not training.making:
+                continue
+            self._trained.remove(one)
+            if training is not None:
+                self._backward[one.kind] = training.making
+                self._patience.captured(one.kind, one.size, one.seconds + training.making, one.resized)
 
     def spent(self, call: ModelCall) -> float:
         """The seconds that captures of this kind of call took."""
