@@ -33,7 +33,7 @@ from fuse.passes.roll_whole_loops import roll_whole_loops
 from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime.autograd.training import Begin, Finish, Training
+from fuse.runtime.autograd.training import Begin, Finish, Losses, Training
 from fuse.runtime.building.compiling import NotYet
 from fuse.runtime.building.interrupts import stopped_on_interrupt
 from fuse.runtime.generalising.captured_calls import CapturedCall
@@ -92,6 +92,7 @@ class Maker:
         converts: whether integers that ``int`` made of tensors differed between calls.
         changing: guards of calls that changed something outside of their results, once.
         filling: the reason that the last such call is reported with.
+        losses: the losses of training steps, by kind of call.
         trained: tensors with ``requires_grad`` in plain attributes or globals, which are no parameters.
         warned: warnings given so far.
         quiet: whether warnings are suppressed.
@@ -106,6 +107,7 @@ class Maker:
     converts: bool = False
     changing: tuple[CallGuard, ...] = ()
     filling: tuple[Fallback, ...] | None = None
+    losses: dict[Key, Losses] = field(default_factory=dict)
     trained: tuple[Tensor, ...] = ()
     warned: set[str] = field(default_factory=set)
     quiet: bool = False
@@ -119,6 +121,13 @@ class Maker:
         if message not in self.warned and not self.quiet:
             self.warned.add(message)
             warnings.warn(message, stacklevel=_outside())
+
+    def losses_of(self, call: ModelCall) -> Losses:
+        """The losses of calls that differ from this one in sizes and values only."""
+        losses = self.losses.setdefault(call.kind, Losses())
+        while len(self.losses) > LARGEST_VARIANTS:
+            del self.losses[next(iter(self.losses))]
+        return losses
 
     def tensors(self) -> list[Tensor]:
         """Parameters and buffers, without those that calls assign."""
@@ -314,7 +323,7 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
         rewritten(found.forward)
         return found.forward, None
     begins = begin or (lambda graph: _begin(maker, graph))
-    return found.forward, Training(found, rewritten, begins, maker.lock)
+    return found.forward, Training(found, rewritten, begins, maker.lock, maker.losses_of(call))
 
 
 def captured(maker: Maker, call: ModelCall) -> GraphModule:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fuse
 from fuse.kernel.sizes.sized import lowering_of
 from fuse.runtime import known_variants
-from fuse.runtime.autograd.training import Training
+from fuse.runtime.autograd.training import RewrittenGraphs, Training
 from fuse.runtime.generalising import kinds_of_calls
 from fuse.runtime.generalising.kinds_of_calls import Between
 from fuse.runtime.programs.schedule import schedule
@@ -151,6 +151,43 @@ def test_training(function: Callable[[Model, Tensor], object], programs: list[Ma
         (gradient,) = torch.autograd.grad(m(z).square().sum(), z, create_graph=True)
         gradient.square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 2)], ids=str)
+def test_a_loss_of_some_results(used: tuple[int, ...], programs: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs for a loss of some results are made without graphs; one for another loss is made from a graph."""
+    torch.manual_seed(0)
+    model, other = Model(several), Model(several)
+    other.load_state_dict(model.state_dict())
+    fused, rewritten = fuse.compile(model), []
+    own = Training._rewritten_backward
+
+    def made(training: Training, missing: frozenset[int]) -> RewrittenGraphs:
+        rewritten.append((missing, training.sized is not None))
+        return own(training, missing)
+
+    monkeypatch.setattr(Training, "_rewritten_backward", made)
+
+    def step(length: int, batch: int, used: tuple[int, ...]) -> None:
+        x = torch.randn(length, batch, WIDTH, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        for of, given in ((fused, x), (other, y)):
+            results = of(given)
+            sum(results[i].square().sum() for i in used).backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model.first.weight.grad, other.first.weight.grad, rtol=1e-3, atol=1e-3)
+        model.zero_grad()
+        other.zero_grad()
+
+    for length, batch in at_random(60, longest=30):
+        step(length, batch, used)
+    assert len(programs) >= 8
+    missing = frozenset(range(3)).difference(used)
+    assert rewritten[0] == (frozenset(), False)
+    assert len(rewritten) > 1
+    assert set(rewritten[1:]) == {(missing, False)}
+    step(17, 5, (0, 1, 2))
+    assert rewritten[-1][0] == frozenset()
 
 
 def test_no_graph_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,9 +36,7 @@ from fuse.runtime.programs.predicted import KernelFailed, Mispredicted
 from fuse.runtime.programs.program import Program
 from fuse.runtime.programs.reference import Reference
 from fuse.runtime.programs.result_reconstruction import Reconstruction, reconstruct_leaves
-from fuse.runtime.programs.schedule import schedule
 from fuse.runtime.programs.steps import Fallback, Launches
-from fuse.runtime.resizing.schedule_numbers import SizedPart
 from fuse.runtime.resizing.sized_programs import SizedProgram
 
 Finish = Callable[[], Program | Reference]
@@ -76,23 +74,35 @@ class _Backward:
         return self.graph_later()
 
 
+@dataclass(eq=False)
+class Losses:
+    """The losses of calls that differ in sizes only: for each, the results that it does not use."""
+
+    seen: set[frozenset[int]] = field(default_factory=set)
+
+    def expected(self) -> frozenset[int]:
+        """The results that later losses do not use: with several losses, each is expected to use all."""
+        return next(iter(self.seen)) if len(self.seen) == 1 else frozenset()
+
+
 @dataclass(frozen=True)
 class RewrittenGraphs:
-    """The rewritten backward graph of a call, for a loss of all results.
+    """The rewritten backward graph of a call, for a loss of all results but those in ``missing``.
 
-    ``given`` are its inputs. ``gradients``: for each forward placeholder, the position of its gradient among the
-    outputs.
+    ``given`` are its inputs, with the tangents of missing results. ``gradients``: for each forward placeholder, the
+    position of its gradient among the outputs.
     """
 
     given: tuple[BackwardInput, ...]
     backward: GraphModule
     gradients: tuple[int | None, ...]
+    missing: frozenset[int]
 
 
 @dataclass(frozen=True)
 class SizedTraining:
     """The forward and the backward program of a call at other sizes, and its :meth:`Training.graphs`, which are made
-    when they are needed. The tensors of the backward program have the layouts of tangents."""
+    when they are needed. The tensors of the backward program have the layouts of the tangents of all results."""
 
     forward: SizedProgram
     backward: SizedProgram
@@ -104,17 +114,17 @@ class Training:
     """The forward program and the backward programs of one call.
 
     ``rewrite`` runs the passes on a graph, ``begin`` starts the compilation of its program; both are called again for
-    each set of results that a loss uses. While the forward kernels are compiled, the backward graph for a loss of all
-    results is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already. With
-    ``sized``, both have programs, and ``joint`` and ``rewritten`` are those of a call at other sizes. ``twice``:
-    gradients of its gradients were taken. ``making``: the seconds that backward programs for losses of some results
-    took to make.
+    each set of results that a loss uses. While the forward kernels are compiled, the backward graph for the loss that
+    ``losses`` tell is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already.
+    With ``sized``, both have programs, and ``joint`` and ``rewritten`` are those of a call at other sizes. ``twice``:
+    gradients of its gradients were taken. ``making``: the seconds that backward programs for other losses took to make.
     """
 
     joint: Joint
     rewrite: Callable[[GraphModule], None]
     begin: Begin
     lock: ForkedLock
+    losses: Losses
     rewritten: RewrittenGraphs | None = None
     sized: SizedTraining | None = None
     twice: bool = False
@@ -134,8 +144,7 @@ class Training:
         self.given = ready.given if ready else settle(forward, joint.backward, joint.given)
         finish = (lambda: sized.forward.program) if sized else self.begin(forward)
         self.rebuild = reconstruct_leaves(self.signature)
-        self._backwards: dict[frozenset[int], _Backward] = {}
-        self._layouts = self._layouts_in(joint.backward)
+        self._layouts = self.layouts_in(joint.backward)
         inputs_of_backward = zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=False)
         self._written = {what.index: one.meta["val"] for what, one in inputs_of_backward if what.kind == "written"}
         self._copies = {i: memory_like(layout) for i, layout in self._layouts.items()}
@@ -163,16 +172,19 @@ class Training:
         self.not_saved = tuple(i for i in range(inputs) if i not in self.saved_inputs)
         self.given_alone = picker(self.not_saved)
         self.unchanged = picker([i for i in self.not_saved if i not in self.written])
-        ready = ready or RewrittenGraphs(self.given, *self._rewritten_backward(frozenset()))
+        if ready is None:
+            expected = self.losses.expected()
+            ready = self._rewritten_backward(expected if expected < self._layouts.keys() else frozenset())
         self.rewritten = ready
-        self._backward = self._begun(ready.backward, ready.gradients, frozenset(), sized)
+        self.by_loss = {ready.missing: ready}
+        self.backwards = {ready.missing: self._begun(ready, sized)}
         self.program = finish()
         if isinstance(self.program, Program):
             written = (mutation.value_index for mutation in self.signature.mutations)
             self.program.save_in_blocks(saved.difference(bases, written))
 
-    def _layouts_in(self, backward: GraphModule) -> dict[int, Tensor]:
-        """Fake tensors of the tangents' layouts in a backward graph, by result."""
+    def layouts_in(self, backward: GraphModule) -> dict[int, Tensor]:
+        """Fake tensors of the tangents' layouts in a backward graph for a loss of all results, by result."""
         results = [what.index for what in self.given if what.kind == "tangent"]
         if self.sized is not None:
             return dict(zip(results, self.sized.backward.tensors, strict=True))
@@ -196,12 +208,13 @@ class Training:
         return self.rebuild(leaves, (*tensors, *containers)), ran.launches, ran
 
     def wait(self) -> None:
-        """Wait until the backward program for a loss of all results is compiled.
+        """Wait until the backward program for the expected loss is compiled.
 
         Raises:
             NotYet: kernels would have to be compiled, which the caller does not allow now.
         """
-        _ = self._backward.program
+        for backward in self.backwards.values():
+            _ = backward.program
 
     def _leaves_of(self, bases: Sequence[int]) -> Callable[[Sequence[Tensor | None]], tuple[Any, ...]]:
         """A function that selects the new tensors of the model's result from the values of the forward graph."""
@@ -224,11 +237,7 @@ class Training:
 
     def backward(self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], ran: Ran) -> tuple[Any, ...]:
         """Run the backward program: None, then the gradients of the placeholders, as autograd expects them."""
-        chosen = self._backward if self._tangents else None
-        for number in self._tangents.values():
-            if tangents[number] is None:
-                chosen = self._backward_for(tangents)
-                break
+        chosen = self._backward_for(tangents)
         if chosen is None:
             return (None,) * (1 + len(self.signature.inputs))
         inputs = [*chosen.pick((*saved, *tangents)), *chosen.constants]
@@ -303,22 +312,24 @@ class Training:
 
     def _backward_for(self, tangents: Sequence[Tensor | None]) -> _Backward | None:
         """The backward program for a loss of the results that have gradients; None if no result has one."""
-        missing = frozenset(i for i, number in self._tangents.items() if tangents[number] is None)
+        missing = frozenset([i for i, number in self._tangents.items() if tangents[number] is None])
         if len(missing) == len(self._tangents):
             return None
-        if not missing:
-            return self._backward
+        if (known := self.backwards.get(missing)) is not None:
+            return known
         with self.lock:
-            if missing not in self._backwards:
+            if missing not in self.backwards:
                 started = time.perf_counter()
                 with lowering_of(self._call):  # autograd's threads have no current call
-                    self._backwards[missing] = self._begun(*self._rewritten_backward(missing), missing)
+                    made = self._rewritten_backward(missing)
+                    begun = self._begun(made)
+                self.by_loss[missing], self.backwards[missing] = made, begun
+                self.losses.seen.add(missing)
                 self.making += time.perf_counter() - started
-            return self._backwards[missing]
+            return self.backwards[missing]
 
-    def _rewritten_backward(self, missing: frozenset[int]) -> tuple[GraphModule, tuple[int | None, ...]]:
-        """The backward graph for a loss without the results ``missing``, and for each forward placeholder the position
-        of its gradient."""
+    def _rewritten_backward(self, missing: frozenset[int]) -> RewrittenGraphs:
+        """The backward graph for a loss of all results but those in ``missing``."""
         raw = self.graphs()[-1] if self.sized else self.joint.backward
         assert raw is not None
         absent = [i for i, what in enumerate(self.given) if what.kind == "tangent" and what.index in missing]
@@ -327,15 +338,10 @@ class Training:
         inputs = self.signature.inputs
         gradients = tuple(None if i is None else kept[i] for i in self.joint.gradients)
         added = (None,) * (len(inputs) - len(gradients))  # constants of passes
-        return graph, gradients + added
+        return RewrittenGraphs(self.given, graph, gradients + added, missing)
 
-    def _begun(
-        self,
-        graph: GraphModule,
-        gradients: Sequence[int | None],
-        missing: frozenset[int],
-        sized: SizedTraining | None = None,
-    ) -> _Backward:
+    def _begun(self, ready: RewrittenGraphs, sized: SizedTraining | None = None) -> _Backward:
+        graph = ready.backward
         signature: Signature = sized.backward.signature if sized else graph.meta["signature"]
         constants = tuple(spec.value for spec in signature.inputs if spec.value is not None)
         saved = sum(what.kind != "tangent" for what in self.given)
@@ -345,58 +351,24 @@ class Training:
             if what.kind != "tangent":
                 positions.append(number)
                 number += 1
-            elif what.index not in missing:
+            elif what.index not in ready.missing:
                 tangents.append(Tangent(len(positions), self._layouts[what.index], self._copies[what.index]))
                 positions.append(saved + self._tangents[what.index])
-        select = picker([-1, *(-1 if i is None else i for i in gradients)])
+        select = picker([-1, *(-1 if i is None else i for i in ready.gradients)])
         finish = (lambda: sized.backward.program) if sized else self.begin(graph)
         graph_later = (lambda: self.graphs()[1]) if sized else (lambda: graph)
         return _Backward(finish, graph_later, picker(positions), tuple(tangents), select, constants, written)
 
-    # ---- other sizes -----------------------------------------------------------------------------------------------
-
     def graphs(self) -> tuple[GraphModule, ...]:
-        """The graphs that differ between sizes: the forward graph, the backward graph for a loss of all results, and
-        that graph before the passes, from which others are made."""
+        """The forward graph, and the backward graph for the expected loss; the last one is the backward graph for a
+        loss of all results before the passes, unless that has been rewritten."""
         if self.sized is not None:
             return self._graphs_at_sizes
         assert self.rewritten is not None
         assert self.joint.backward is not None
-        own = () if self.joint.backward is self.rewritten.backward else (self.joint.backward,)
-        return self.joint.forward, self.rewritten.backward, *own
+        return self.joint.forward, self.rewritten.backward, self.joint.backward
 
     @cached_property
     def _graphs_at_sizes(self) -> tuple[GraphModule, ...]:
         assert self.sized is not None
         return tuple(self.sized.graphs())
-
-    def parts(self, graphs: Sequence[GraphModule] = ()) -> tuple[SizedPart, ...]:
-        """The schedules of the first two :meth:`graphs`, or of these graphs at other sizes.
-
-        There are none if a graph is run op by op.
-        """
-        forward, backward, *_ = graphs or self.graphs()
-        programs = [one for one in (self.program, self._backward.program) if isinstance(one, Program)]
-        if len(programs) < 2 or self._written:
-            return ()
-        plans = [schedule(forward), schedule(backward)] if graphs else [one.schedule for one in programs]
-        tangents = tuple(self._layouts_in(backward).values())
-        own: Signature = backward.meta["signature"]
-        return SizedPart(plans[0], forward.meta["signature"]), SizedPart(plans[1], own, tangents)
-
-    def at_sizes(self, sized: SizedTraining) -> Training:
-        """The training of such a call at other sizes, with these programs."""
-        return Training(self.joint, self.rewrite, self.begin, self.lock, self.rewritten, sized)
-
-    def extra(self) -> str:
-        """Further facts that must be equal for calls at other sizes, as a text."""
-        assert self.rewritten is not None
-        joint, ready = self.joint, self.rewritten
-        return repr((joint.gradients, sorted(joint.requires_grad), ready.given, ready.gradients))
-
-    def with_graphs(self, graphs: Sequence[GraphModule]) -> Training:
-        """The training of such a call at other sizes, with these :meth:`graphs`."""
-        assert self.rewritten is not None
-        forward, backward, *own = graphs
-        joint = replace(self.joint, forward=forward, backward=own[0] if own else backward)
-        return Training(joint, self.rewrite, self.begin, self.lock, replace(self.rewritten, backward=backward))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED
 from fuse.kernel.sizes.region_text import Numbers
-from fuse.runtime.autograd.training import Training
+from fuse.runtime.autograd.training_of_loss import TrainingOfLoss
 from fuse.runtime.programs.program import Program
 from fuse.runtime.resizing.resized import arguments_in, spelled_graphs
 from fuse.runtime.variants.compiled import Compiled
@@ -20,13 +20,13 @@ from fuse.runtime.variants.compiled import Compiled
 class CapturedCall:
     """The rewritten graphs of a captured call, or of such a call at other sizes.
 
-    ``integers`` are the call's integer arguments. ``training`` is that of the captured call, if it needs gradients.
-    ``made_up``: the user did not make this call, and it has no program.
+    ``integers`` are the call's integer arguments. ``training`` is that of the captured call, if it needs gradients, for
+    one loss. ``made_up``: the user did not make this call, and it has no program.
     """
 
     graphs: tuple[GraphModule, ...]
     integers: Numbers
-    training: Training | None = None
+    training: TrainingOfLoss | None = None
     made_up: bool = False
 
     @staticmethod
@@ -38,10 +38,20 @@ class CapturedCall:
             return None
         if training is not None and training.joint.own_gradients:  # Python code, whose uses of sizes are not recorded
             return None
-        graphs = training.graphs() if training else (graph,)
+        of_loss = TrainingOfLoss.of(training) if training else None
+        graphs = of_loss.graphs() if of_loss else (graph,)
         if any(graph.meta.get("failed") for graph in graphs):
             return None
-        return CapturedCall(graphs, compiled.guard.integers, training)
+        return CapturedCall(graphs, compiled.guard.integers, of_loss)
+
+    def of_expected_loss(self) -> CapturedCall | None:
+        """The call with the loss that is expected of its kind now, which its own backward pass may have shown; None if
+        a region of that backward graph could not be lowered."""
+        training = self.training.of_expected_loss() if self.training else None
+        if training is None or training is self.training:
+            return self
+        graphs = training.graphs()
+        return None if graphs[1].meta.get("failed") else replace(self, graphs=graphs, training=training)
 
     def as_text(self) -> CapturedGraphs | None:
         """The text and numbers of its graphs; None if a graph has no text."""

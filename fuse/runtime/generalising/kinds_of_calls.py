@@ -23,6 +23,7 @@ from torch.fx import GraphModule
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.kernel.sizes.sized import is_outdated
 from fuse.runtime.autograd.training import SizedTraining, Training
+from fuse.runtime.autograd.training_of_loss import TrainingOfLoss
 from fuse.runtime.generalising.captured_calls import CapturedCall, CapturedGraphs
 from fuse.runtime.generalising.generalised import Generalised, generalised
 from fuse.runtime.generalising.number_formulas import FEWEST_OF_ONE_SIZE
@@ -115,7 +116,8 @@ class KindOfCalls:
         """The generalised graph for a call with these integers and layouts (:func:`numbers_of`); ``within`` is False
         if the sizes are out of range. ``told`` follows ``forward`` where sizes have no formula yet."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
-            added = [one for call in self._waiting if (one := call.as_text()) is not None]
+            waiting = [one for call in self._waiting if (one := call.of_expected_loss()) is not None]
+            added = [text for call in waiting if (text := call.as_text()) is not None]
             now = (one for one in (*self._captured, *added) if not any(map(is_outdated, one.call.graphs)))
             self._captured = list(now)[-MOST_CAPTURED:]
             groups = list(self._groups())
@@ -163,11 +165,12 @@ class KindOfCalls:
         """For each text, the captured calls that are compared, those with the text last; the last call's come first."""
         apart = self._unlike_sizes >= MOST_UNLIKE
 
-        def integers(one: CapturedGraphs) -> Numbers:
-            return one.call.integers if apart else ()
+        def kind(one: CapturedGraphs) -> tuple[Numbers, frozenset[int]]:
+            training = one.call.training
+            return one.call.integers if apart else (), training.rewritten.missing if training else frozenset()
 
-        for text, same in dict.fromkeys((one.text, integers(one)) for one in reversed(self._captured)):
-            compared = (one for one in self._captured if integers(one) == same)
+        for text, same in dict.fromkeys((one.text, kind(one)) for one in reversed(self._captured)):
+            compared = (one for one in self._captured if kind(one) == same)
             yield sorted(compared, key=lambda one: (one.text == text, not one.call.made_up))
 
     def _as_before(self, common: Generalised) -> Generalised | None:
@@ -264,7 +267,7 @@ class Between:
     def learn(self, compiled: Compiled) -> None:
         """Add the program of this call, which was made from its graphs."""
         if compiled.training is not None:
-            self._add(compiled.training.parts)
+            self._add(TrainingOfLoss.of(compiled.training).parts)
         elif compiled.graph is not None and isinstance(compiled.program, Program):
             part = SizedPart(compiled.program.schedule, compiled.graph.meta["signature"])
             self._add(lambda: (part,))

@@ -144,7 +144,7 @@ class NewSizes:
     ) -> None:
         """Note that a call was captured, or got the graph of others (``resized``), or their program (``cheap``).
 
-        For a loss of some results, ``training`` makes its backward program later, whose seconds count as well.
+        For a loss that was not expected, ``training`` makes its backward program later, whose seconds count as well.
         """
         kind = self._kind(call, cheap)
         self._count_backward()

@@ -22,6 +22,7 @@ from fuse.graph.fakes.fake_operators import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED
 from fuse.kernel.sizes.region_text import Numbers
+from fuse.runtime.autograd.training_of_loss import TrainingOfLoss
 from fuse.runtime.generalising.captured_calls import CapturedCall
 from fuse.runtime.generalising.generalised import Generalised
 from fuse.runtime.generalising.kinds_of_calls import MOST_REACHED, Between, KindOfCalls, Told, numbers_of
@@ -201,7 +202,8 @@ def captured_without_data(
     guard = call_guard(call.leaves, call.spec, kind.sources, maker.ids(), signature.context)
     if signature.mutated or signature.learning or signature.drawn or not kind.guard.differs_in_sizes(guard):
         return None
-    graphs = training.graphs() if training else (graph,)
+    of_loss = TrainingOfLoss.of(training) if training else None
+    graphs = of_loss.graphs() if of_loss else (graph,)
     if any(one.meta.get("failed") for one in graphs):
         return None
-    return CapturedCall(graphs, guard.integers, training, made_up=True)
+    return CapturedCall(graphs, guard.integers, of_loss, made_up=True)
