@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 
 from fuse.kernel.cpu.loop_kernel import HEADERS as LOOP_HEADERS
-from fuse.kernel.cpu.prelude import prelude, text_of_headers
+from fuse.kernel.cpu.prelude import prelude_of, text_of_headers
 from fuse.kernel.kernel import Kernel
 from fuse.runtime.cpu.compiler import build_many, built_by
 
@@ -36,10 +36,14 @@ def addresses_of(kernels: Iterable[Kernel]) -> dict[str, int]:
         if of not in _known:
             new.setdefault(of, kernel)
     units = units_of(new.values())
-    sources = ["\n".join([prelude(), text_of_headers(unit[0].headers), *(k.source for k in unit)]) for unit in units]
-    for unit, library in zip(units, build_many(sources), strict=True):
+    for unit, library in zip(units, build_many([_source(unit) for unit in units]), strict=True):
         _known.update((code[kernel.name], _function_address(library, kernel.name)) for kernel in unit)
     return {name: _known[of] for name, of in code.items()}
+
+
+def _source(unit: Sequence[Kernel]) -> str:
+    code = "\n".join([text_of_headers(unit[0].headers), *(kernel.source for kernel in unit)])
+    return prelude_of(code) + code
 
 
 def _code(kernel: Kernel) -> object:
