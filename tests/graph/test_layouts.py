@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fuse
 from fuse import ops
 from fuse.graph.capture import capture
 from fuse.graph.fakes.fake_operators import FakeRunner
@@ -269,3 +271,18 @@ def test_operators_of_several_steps_lie_as_their_last_one_makes_them(
     graph = capture(Holder(lambda _, *given: function(*given)), operands)
     (result,) = outputs_of(graph.graph)
     assert result.meta["val"].stride() == function(*operands).stride()
+
+
+@pytest.mark.parametrize("options", [(2,), ([3], 1, (1,)), (2, [3], 1, 2, True)])
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3)), (1, 0)])
+def test_pooled_rows_lie_as_in_eager(order: tuple[int, ...], options: tuple[Any, ...], same_function: Any) -> None:
+    size = (2, 7, 9)[-len(order) :]
+    x = torch.randn([size[d] for d in order]).permute([order.index(d) for d in range(len(order))])
+    same_function(lambda x: F.max_pool1d(x, *options), x)
+
+
+def test_pooled_rows_with_gradients_lie_as_in_eager() -> None:
+    x = torch.randn(2, 8, 4, requires_grad=True).transpose(1, 2)
+    assert (
+        fuse.compile(Holder(lambda _, x: F.max_pool1d(x, 2)))(x).stride() == F.max_pool1d(x, 2).stride() == (16, 1, 4)
+    )

@@ -55,6 +55,7 @@ from fuse.graph.patches.conversions import idle_conversions
 from fuse.graph.patches.inference import InferenceModes, inference_followed
 from fuse.graph.patches.new_parameters import subclasses_refused
 from fuse.graph.patches.packed_sequences import packed_by_masks
+from fuse.graph.patches.pools import pools_of_eager
 from fuse.graph.patches.reassigning import Assign, obstacle, reassignments_followed
 from fuse.graph.patches.recurrent import lstm_of_eager
 from fuse.graph.patches.requires_grad import RequiresGradOfArguments, needed_at_first, switched
@@ -210,6 +211,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             layers = contextlib.ExitStack()
             with layers, state, followed(self.functional.draws), fakes_hidden(), self.fake_mode, self:
                 layers.enter_context(lstm_of_eager())
+                layers.enter_context(pools_of_eager())
                 layers.enter_context(idle_conversions())
                 layers.enter_context(inference_followed(self.inference))
                 layers.enter_context(packed_by_masks(self._pack))
