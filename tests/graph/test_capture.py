@@ -24,6 +24,7 @@ from fuse.check.oracle import check
 from fuse.cost.observe import CountingMode
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
+from fuse.graph.checks import probing
 from tests.samples import Holder
 
 SameCall = Callable[..., GraphModule]
@@ -475,3 +476,11 @@ def test_a_failing_capture_logs_nothing(capfd: pytest.CaptureFixture[str]) -> No
     with pytest.raises(CaptureError):
         capture(TwoDtypes(), (torch.zeros(2, 3, 3),))
     assert capfd.readouterr() == ("", "")
+
+
+def test_asking_eager_for_an_operator_warns_of_nothing(
+    same_function: SameCall, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(probing, "_answers", {})
+    same_function(lambda x: (x.std(0), x.var((0, 1)), torch.std_mean(x, -1)), torch.randn(3, 4), exact=False)
+    assert not recwarn.list

@@ -5,6 +5,8 @@
 Whether eager has code depends on dtypes, and on whether there are elements at all; fake tensors check this only in
 part. Each operator is tried once in this process for each combination of dtypes and ranks.
 
+A variance is asked for without correction: with one element and one degree of freedom less, eager would warn.
+
 Backward operators that index by integers (``nll_loss_backward``, ``_ctc_loss_backward``) are not tried. They rely on
 checks of the forward operator, and made-up integers would read outside of the tensors.
 """
@@ -69,7 +71,8 @@ def _least(tensor: Tensor) -> tuple[int, ...]:
 def _asked(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     with unset_fake_temporarily(), torch.no_grad():
         try:
-            op(*map(_of_one_element, args), **{name: _of_one_element(value) for name, value in kwargs.items()})
+            named = {name: 0 if name == "correction" else _of_one_element(value) for name, value in kwargs.items()}
+            op(*map(_of_one_element, args), **named)
         except (
             NotImplementedError,
             RuntimeError,
