@@ -31,7 +31,6 @@ from fuse.graph.locks import ForkedLock
 from fuse.graph.numbers.drawn_numbers import put_back
 from fuse.graph.numbers.learned import Learned, Learning
 from fuse.runtime.autograd.autograd_node import RaisedByHook, Ran
-from fuse.runtime.autograd.differentiable import TWICE
 from fuse.runtime.building.compiling import NotYet
 from fuse.runtime.generalising.kinds_of_calls import Between
 from fuse.runtime.guards.call_guards import flatten, function_modes, modes, overlaps
@@ -195,8 +194,8 @@ class Engine:
             twice = "forward changes an argument that occurs twice in the call, or that the model holds, too"
             return self.eager(args, kwargs, Fallback(self._maker.name, "", twice))
         if compiled.training is not None:
-            if compiled.training.twice:
-                return self.eager(args, kwargs, self._known.give_up(compiled, Fallback(self._maker.name, "", TWICE)))
+            if cause := compiled.training.gives_up:
+                return self.eager(args, kwargs, self._known.give_up(compiled, Fallback(self._maker.name, "", cause)))
             if anomalies_sought():
                 return self.eager(args, kwargs, ANOMALIES)
         generator = torch.get_rng_state() if compiled.program.draws else None

@@ -710,3 +710,60 @@ def test_a_loss_of_one_result_whose_gradient_lies_otherwise_than_the_sum_of_all(
     assert fused.last_run.fallbacks == ()
     for one, other in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+class Features(nn.Module):
+    """A result that is computed from another result; ``through`` says whether gradients flow between them."""
+
+    def __init__(self, through: bool = True) -> None:
+        super().__init__()
+        self.first, self.last, self.through = nn.Linear(3, 4), nn.Linear(4, 2), through
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.first(x))
+        return self.last(h if self.through else h.detach()), h
+
+
+HOOKS: dict[str, Callable[[Tensor], Any]] = {
+    "a hook": lambda h: h.register_hook(lambda gradient: gradient * 3),
+    "retain_grad": lambda h: h.retain_grad(),
+}
+
+
+@pytest.mark.parametrize("hook", list(HOOKS))
+def test_a_hook_that_gets_the_gradient_of_a_later_result_is_refused_once_and_then_right(hook: str) -> None:
+    model, x = Features(), torch.randn(5, 3)
+    fused = fuse.compile(model)
+    y, h = fused(x)
+    HOOKS[hook](h)
+    with pytest.raises(RuntimeError, match="from which another result is computed"):
+        (y.sum() + h.square().sum()).backward()
+    found = []
+    for run in (fused, model):
+        model.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            y, h = run(x)
+        HOOKS[hook](h)
+        (y.sum() + h.square().sum()).backward()
+        found.append([h.grad if h.retains_grad else None, *(p.grad for p in model.parameters())])
+    assert fused.last_run is not None
+    assert "from which another result is computed" in fused.last_run.fallbacks[0].reason
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("hook", list(HOOKS))
+@pytest.mark.parametrize("case", ["later result", "loss without it", "no gradient between"])
+def test_a_hook_that_gets_no_gradient_of_another_result_works(case: str, hook: str) -> None:
+    model, x = Features(case != "no gradient between"), torch.randn(5, 3)
+    fused, found = fuse.compile(model), []
+    for run in (fused, model):
+        model.zero_grad()
+        y, h = run(x)
+        hooked = y if case == "later result" else h
+        HOOKS[hook](hooked)
+        (h.square().sum() + (0 if case == "loss without it" else y.sum())).backward()
+        found.append([hooked.grad if hooked.retains_grad else None, *(p.grad for p in model.parameters())])
+    assert fused.last_run is not None
+    assert not fused.last_run.fallbacks
+    torch.testing.assert_close(found[0], found[1])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from fuse.errors import CaptureError
 from fuse.graph.backward import convolution_gradients, recurrent_gradients, scattering, unseen_writes
 from fuse.graph.backward.backward_graph import BackwardInput, root_of, split_backward
 from fuse.graph.backward.detaching import cuts_off, has_own_gradients, is_cut_unseen
+from fuse.graph.backward.later_results import later_results
 from fuse.graph.backward.recomputing import recomputed
 from fuse.graph.capture import prepared
 from fuse.graph.fakes.fake_operators import fake_like
@@ -60,7 +61,8 @@ class Joint:
     ``gradients``: for each placeholder of ``forward``, the position of its gradient in the output of ``backward``; None
     if it has no gradient. ``requires_grad``: the leaves of the result that need gradients. ``rolled``: gradients were
     taken loop by loop instead of step by step. ``own_gradients``: the call contains a ``torch.autograd.Function``.
-    ``eagers``: the reason why operators alone do not determine the gradients, or None.
+    ``eagers``: the reason why operators alone do not determine the gradients, or None. ``later``: the results whose
+    gradients flow through other results, as :func:`fuse.graph.backward.later_results.later_results` gives them.
     """
 
     forward: GraphModule
@@ -71,6 +73,7 @@ class Joint:
     rolled: bool = False
     own_gradients: bool = False
     eagers: str | None = None
+    later: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class JointRecorder(Recorder):
             self._put_back(forward)
             unseen_writes.take_out(forward.graph)
             return Joint(forward)
-        eagers = self._why_eagers()
+        eagers, later = self._why_eagers(), later_results(self.leaves, requires_grad)
         if self.functional.written and reads_overwritten(self.leaves):
             differentiate = None  # eager's own backward pass raises, if it reads what was overwritten
         if differentiate is not None:
@@ -182,7 +185,7 @@ class JointRecorder(Recorder):
                 recorded = self._recorded(forward, requires_grad, eagers)
                 found_joint = differentiate(recorded)
             if found_joint is not None:
-                return found_joint
+                return replace(found_joint, later=later)
             if "ledger" in recorded.forward.meta:
                 forward.meta["ledger"] = recorded.forward.meta["ledger"]
         self._put_back(forward)
@@ -213,7 +216,10 @@ class JointRecorder(Recorder):
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs.specs)))
         own = has_own_gradients(self.leaves)
-        return Joint(forward, backward, given, gradients, frozenset(requires_grad), own_gradients=own, eagers=eagers)
+        trained_results = frozenset(requires_grad)
+        return Joint(
+            forward, backward, given, gradients, trained_results, own_gradients=own, eagers=eagers, later=later
+        )
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

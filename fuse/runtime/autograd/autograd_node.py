@@ -27,7 +27,8 @@ class Ran:
     """The record of one call: its launches, and those of its backward pass once that has run.
 
     ``saves``: whether the forward program has run, and autograd saves tensors. ``launched``, ``copies`` (of tangents),
-    ``regions`` and ``fallbacks`` belong to the backward pass.
+    ``regions`` and ``fallbacks`` belong to the backward pass. ``passed``: the results, by position, through which
+    gradients of other results flow.
     """
 
     training: Training
@@ -36,6 +37,7 @@ class Ran:
     launched: Launches | int | None = field(default=None, init=False)
     copies: int = field(default=0, init=False)
     regions: int = field(default=0, init=False)
+    passed: tuple[tuple[int, ref[Tensor]], ...] = field(default=(), init=False)
     fallbacks: tuple[Fallback, ...] = field(default=(), init=False)
 
     @property
@@ -81,6 +83,8 @@ class CompiledCall(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         ran: Ran = ctx.ran
+        if ran.passed:
+            ran.training.refuse_hooks(ran.passed, tangents)
         if not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled():  # 4 us faster than the contexts
             return ran.training.backward(saved, tangents, ran)
         if not torch.is_grad_enabled():
@@ -93,7 +97,7 @@ def _with_history(ctx: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor |
     """The result of ``CompiledCall.backward`` where its gradients may be differentiated."""
     ran: Ran = ctx.ran
     training = ran.training
-    training.twice = True
+    training.gives_up = TWICE
     leaves = {i: node.variable for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _is_leaf(node)}
     inputs = InputsOfCall(
         training.signature.inputs,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -28,6 +29,7 @@ from fuse.graph.signature import Signature
 from fuse.kernel.sizes.sized import call_at_hand, lowering_of
 from fuse.runtime.autograd.autograd_node import CompiledCall, RaisedByHook, Ran, apply, transforms
 from fuse.runtime.autograd.differentiable import InputsOfCall, WithStatistics, dependent, refusal, same_values, versions
+from fuse.runtime.autograd.hooked_results import HOOKED, is_read
 from fuse.runtime.autograd.tangents import Tangent, is_batched, memory_like
 from fuse.runtime.guards.call_guards import picker
 from fuse.runtime.programs.input_effects import effects_on_inputs
@@ -116,8 +118,9 @@ class Training:
     ``rewrite`` runs the passes on a graph, ``begin`` starts the compilation of its program; both are called again for
     each set of results that a loss uses. While the forward kernels are compiled, the backward graph for the loss that
     ``losses`` tell is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already.
-    With ``sized``, both have programs, and ``joint`` and ``rewritten`` are those of a call at other sizes. ``twice``:
-    gradients of its gradients were taken. ``making``: the seconds that backward programs for other losses took to make.
+    With ``sized``, both have programs, and ``joint`` and ``rewritten`` are those of a call at other sizes.
+    ``gives_up``: why later calls run eager. ``making``: the seconds that backward programs for other losses took to
+    make.
     """
 
     joint: Joint
@@ -127,7 +130,7 @@ class Training:
     losses: Losses
     rewritten: RewrittenGraphs | None = None
     sized: SizedTraining | None = None
-    twice: bool = False
+    gives_up: str | None = None
     making: float = 0.0
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
@@ -205,7 +208,22 @@ class Training:
             if ran.saves:
                 raise RaisedByHook(error) from error
             raise
+        if self.joint.later:
+            ran.passed = tuple((i, ref(leaves[self._tangents[i]])) for i in self.joint.later if i in self._tangents)
         return self.rebuild(leaves, (*tensors, *containers)), ran.launches, ran
+
+    def refuse_hooks(self, results: Sequence[tuple[int, ref[Tensor]]], tangents: Sequence[Tensor | None]) -> None:
+        """Refuse hooks on ``results`` that eager would give the gradients of other results, too.
+
+        Raises:
+            RuntimeError: there is such a hook.
+        """
+        if is_read(results, self.joint.later, self._tangents, tangents):
+            self.gives_up = HOOKED
+            raise RuntimeError(
+                f"{HOOKED}, and a compiled call computes both at once: call again (fuse now runs such calls eager), or "
+                "run the model itself"
+            )
 
     def wait(self) -> None:
         """Wait until the backward program for the expected loss is compiled.
