@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import fuse
+from fuse.graph.locks import ForkedLock
 from fuse.runtime.autograd.training import Training
+from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.sizes import patience
 from fuse.runtime.sizes.new_sizes import NewSizes
 from fuse.runtime.sizes.patience import SETTLED, SETTLED_NUMBERS, Patience
@@ -142,6 +144,15 @@ def test_a_size_whose_program_is_made_in_less_than_one_eager_call_never_runs_eag
     assert patient.expected("kind", 11) == 0.5
     patient.ran_eager("kind", 12, 0.01)
     assert patient.expected("kind", 11, resized=True) == 0.02
+
+
+def test_an_eager_training_step_counts_with_its_backward_pass() -> None:
+    model = nn.Linear(4, 4)
+    args = (torch.randn(2, 4),)
+    call, sizes = ModelCall(args, {}, args, None), NewSizes(Maker(model, False, None, None, ForkedLock()), "auto")
+    assert sizes.way(call, None).counted(0.5) == 1.0
+    with torch.no_grad():
+        assert sizes.way(call, None).counted(0.5) == 0.5
 
 
 class Two(nn.Module):

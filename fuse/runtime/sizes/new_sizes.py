@@ -31,6 +31,9 @@ from fuse.runtime.sizes.patience import Compilations, Ones, Patience
 from fuse.runtime.sizes.rehearsing import kind, rehearse
 from fuse.runtime.sizes.varying import SizesSeen, VaryingSize
 
+STEP = 2.0
+"""Eager forward passes that a training step takes at least. A call's backward pass runs after it, unwatched."""
+
 
 @dataclass(frozen=True)
 class Way:
@@ -38,12 +41,18 @@ class Way:
 
     ``of_sizes`` is the call's own kind. ``kind`` is equal for calls that differ in sizes only. ``key`` is equal for
     such calls in one state of the model. The first values of integer arguments may stand for ways through the model, so
-    that they are in ``key``; further ones count as sizes.
+    that they are in ``key``; further ones count as sizes. ``trains``: whether autograd records the call, so that its
+    program comes with a backward program.
     """
 
     of_sizes: Key
     kind: Hashable
     key: Hashable
+    trains: bool
+
+    def counted(self, seconds: float) -> float:
+        """The seconds of an eager call, as they compare with those of making a program."""
+        return seconds * STEP if self.trains else seconds
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,7 @@ class NewSizes:
 
     def ran_eager(self, call: ModelCall, way: Way, between: Between | None, seconds: float) -> None:
         """Note that a call ran eager, which waits for a capture or for the compiler."""
+        seconds = way.counted(seconds)
         beyond, learns = between is not None and between.beyond, _learns(between)
         cheap = between is not None and between.is_bounded()
         self._patience.ran_eager((way.kind, cheap), call.key, seconds, beyond or learns, learns)
@@ -182,6 +192,7 @@ class NewSizes:
     def ran_unlike(self, way: Way, size: Key, seconds: float) -> bool:
         """Note that calls of this size, which has no graph of others, ran eager for so long; whether a further one
         waits as well."""
+        seconds = way.counted(seconds)
         kind_of = way.kind, False
         self._patience.ran_eager(kind_of, size, seconds)
         waits = self._patience.expected(kind_of, size) is not None
@@ -213,7 +224,7 @@ class NewSizes:
             del self._integers[next(iter(self._integers))]
         apart = integers in known
         values = (key_of_value(leaf) if apart or type(leaf) is not int else int for leaf in call.leaves)
-        return Way(call.kind, of, Key(of, modes(), tuple(values), state))
+        return Way(call.kind, of, Key(of, modes(), tuple(values), state), self._maker.needs_gradients(call.leaves))
 
 
 def _learns(between: Between | None) -> bool:

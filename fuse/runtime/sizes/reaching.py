@@ -34,6 +34,8 @@ from fuse.runtime.variants.compiled import Compiled
 
 FURTHEST = 1024
 """The largest size of a call for which larger ones are made up."""
+LEAST_STEPS = 5
+"""A small number of steps in which most loops are rolled as in more."""
 DISTANCE = 64
 """Least distance of a made-up size from the largest one; for large sizes, half of the size. A text of so many tokens
 needs no other capture."""
@@ -55,7 +57,7 @@ def reached(maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between)
         return common.told(maker.model, call.args, call.kwargs)
 
     first = kind.reaches == MOST_REACHED
-    for choose in (largest_sizes, least_sizes, near_sizes, these_sizes):
+    for choose in (largest_sizes, least_sizes, few_steps, near_sizes, these_sizes):
         known = kind.between(given, told)
         if known is None or (known.within and not first):
             return known
@@ -85,16 +87,21 @@ def largest_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers 
     return tuple(found) if beyond else None
 
 
-def least_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
-    """The least sizes that vary, with those that operators compute from them. None if no size is below the range
-    (unless ``anyway``), or if those are known."""
+def least_sizes(common: Generalised, sizes: Numbers, anyway: bool, fewest: int = LEAST_LOWERED) -> Numbers | None:
+    """The least sizes from ``fewest`` on that vary, with those that operators compute from them. None if no size is
+    below the range (unless ``anyway``), or if those are known."""
     bounds = common.bounds()
-    least = tuple(had - step * ((had - LEAST_LOWERED) // step) for had, _, step in bounds)
+    least = tuple(had - step * max((had - fewest) // step, 0) for had, _, step in bounds)
     while not common.are_told(least) and least != tuple(had for had, *_ in bounds):
         least = tuple(min(size + step, had) for size, (had, _, step) in zip(least, bounds, strict=True))
     below = any(size < had for size, (had, *_) in zip(sizes, bounds, strict=True))
     known = all(size == had for size, (had, *_) in zip(least, bounds, strict=True))
     return least if (below or anyway) and not known else None
+
+
+def few_steps(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
+    """The least sizes at which loops are rolled."""
+    return least_sizes(common, sizes, anyway, LEAST_STEPS)
 
 
 def near_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
