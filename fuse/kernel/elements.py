@@ -319,7 +319,7 @@ class Builder:
     def _gathered(self, value: Gather, index: Index, guard: Expression | None) -> Expression:
         table, extent = value.table, value.table.shape[value.dim]
         if isinstance(table, Constant):
-            return self.element(table, (), guard)
+            return Literal(register(table.dtype), table.number)  # read at no index, so guarded by nothing
         row = self.element(value.positions, value.position_index(index), guard)
         if value.wraps:
             row = self._let("row", select(row < 0, row + extent, row))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
@@ -97,6 +98,21 @@ def test_a_reshaped_position_out_of_range_raises() -> None:
     assert fused.last_run.launches == 1
     with pytest.raises(IndexError):
         fused(table, i + 1, j)
+
+
+def in_a_piece(x: Tensor, i: Tensor) -> tuple[Tensor]:
+    return (torch.cat([torch.ones(5).index_select(0, i), x[:3]]).tanh(),)
+
+
+def in_a_padding(x: Tensor, i: Tensor) -> tuple[Tensor]:
+    return (F.pad(torch.full((5,), 2.0)[i], (1, 2)) * x,)
+
+
+@pytest.mark.parametrize("function", [in_a_piece, in_a_padding], ids=lambda one: one.__name__)
+def test_a_look_up_in_equal_numbers_under_a_condition_has_a_kernel(
+    function: Callable[..., tuple[Tensor]], run: Callable[..., Any]
+) -> None:
+    run(function, torch.randn(6), torch.tensor([4, 0, 2])).check()
 
 
 def test_a_mask_is_no_look_up() -> None:
