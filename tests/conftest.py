@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # OpenMP's threads sleep while they wait: pytest's workers have more threads than there are processors, and a thread
@@ -18,6 +19,9 @@ import torch
 from fuse.kernel.nests import ranking
 from fuse.rewrite.patterns import registry
 from fuse.runtime.cpu import toolchain
+
+# Modules and tests are a million objects that stay. Traversing them every hundred tests took a twentieth of the time.
+gc.set_threshold(20_000, 10, 10)
 
 # The compiler took half of the time of all tests. It optimises, as for users, where kernels themselves are tested: in
 # these folders (those of the compiler's options among them), and in the files of passes whose kernels only they run.
