@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import warnings
@@ -252,3 +253,18 @@ def test_libraries_may_be_built_for_another_processor(monkeypatch):
     assert compiler.build(source).has_avx512() == 0
     monkeypatch.setenv("FUSE_PROCESSOR", "")
     assert compiler.build(source).has_avx512() == ("avx512f" in processor.features().split())
+
+
+@pytest.mark.parametrize(
+    ("source", "cpp"),
+    [
+        ('#include <vector>\nextern "C" int of(int n) { return (int)std::vector<int>(n).size(); }', True),
+        ('# include<new>\nextern "C" int of(int n) { ::operator delete(::operator new(n)); return n; }', True),
+        ('#include <math.h>\nextern "C" int of(int n) { return (int)(_Float16)log2f(exp2f((float)n)); }', False),
+    ],
+)
+def test_the_library_of_cpp_is_linked_where_a_header_of_it_is_read(source, cpp, empty_cache):
+    assert compiler.build(source).of(7) == 7
+    (library,) = empty_cache.rglob("*.so")
+    if sys.platform == "linux" and toolchain.find().is_gcc:
+        assert (b"libstdc++" in library.read_bytes()) == cpp
