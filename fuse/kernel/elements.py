@@ -27,7 +27,7 @@ from fuse.kernel.arithmetic.expressions import (
     position,
     select,
 )
-from fuse.kernel.arithmetic.extents import larger, may_reach, smaller
+from fuse.kernel.arithmetic.extents import larger, may_reach, smaller, terms_of
 from fuse.kernel.arithmetic.index import Affine, Index, NotAffine, offset
 from fuse.kernel.ir import Accumulator, Buffer, For, Indirect, Let, Load, LoopKind, Statement
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Product, Reduce, Reindex, Value
@@ -86,7 +86,8 @@ class Builder:
     """Statements under construction; ``extents`` gives the trip count of every loop variable.
 
     ``reach`` has the first and last value of each open loop that runs over part of its range. ``borders`` has, for each
-    loop variable, the range of values (end excluded) in which no padding is read.
+    loop variable, the range of values (end excluded) in which no padding is read. ``narrowed`` has the ranges that
+    ``borders`` were cut to.
     """
 
     inputs: list[Buffer]
@@ -100,6 +101,7 @@ class Builder:
     kept_alive: list[Value] = field(default_factory=list)
     reach: dict[str, tuple[int, int]] = field(default_factory=dict)
     borders: dict[str, tuple[int, int]] = field(default_factory=dict)
+    narrowed: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.used_names.update((buffer.name, 1) for buffer in self.inputs)
@@ -311,6 +313,10 @@ class Builder:
         ((atom, step),) = index.terms
         first, last = self.borders.get(atom, (0, self.extents[atom]))
         inside = -(index.constant // step), (extent - 1 - index.constant) // step + 1
+        narrowed = atom, *map(terms_of, inside)
+        if narrowed in self.narrowed:  # by another read: a minimum of sizes is a longer text each time
+            return
+        self.narrowed.add(narrowed)
         self.borders[atom] = larger(first, inside[0]), smaller(last, inside[1])
 
     def _inside(self, conditions: Sequence[Expression], guard: Expression | None) -> Expression:

@@ -21,6 +21,7 @@ from fuse.kernel.arithmetic.extents import (
     larger,
     pinned,
     smaller,
+    terms_of,
     unless_below,
     varies,
 )
@@ -155,3 +156,12 @@ def test_a_number_that_is_no_size_is_written_or_pinned() -> None:
         assert conditions.noted == {"r == 0.25": True}
     assert conditions.met()(0.25)
     assert not conditions.met()(0.5)
+
+
+def test_a_minimum_of_minima_is_written_in_the_length_of_its_parts() -> None:
+    conditions = Conditions()
+    size = found = conditions.size("n", 9)
+    for number in range(16):
+        found = smaller(found, 2 * size + number)
+    assert len(conditions.python(terms_of(found))) < 2_000
+    assert conditions.value(found, (5,)) == 5

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import fuse
 from fuse.kernel.arithmetic.extents import Conditions
 from fuse.kernel.kernel import Kernel
 from fuse.kernel.lower import lower, lower_for_sizes
 from fuse.kernel.sizes.region_text import text_and_numbers, with_numbers
 from fuse.kernel.sizes.relations import lifted, relation_of
 from fuse.kernel.sizes.sized import Text, lowering_for
+from tests.samples import Holder
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 Shape = tuple[int, ...]
@@ -199,3 +201,17 @@ def test_what_was_not_noted_is_found_at_sizes_of_no_call() -> None:
     found = Text[str]({0: [(5,)]}).member((7,), 0, frozenset({7}), lambda values, _: f"{values[0] * 4}")
     assert found is not None
     assert found[0].made == "(4 * n0)"
+
+
+def test_a_scan_by_doubling_has_kernels_of_any_size() -> None:
+    def scanned(_: Holder, a: Tensor, b: Tensor) -> Tensor:
+        for step in (1, 2, 4):
+            b = a * F.pad(b[:, :-step], (step, 0)) + b
+            a = a * F.pad(a[:, :-step], (step, 0), value=1.0)
+        return b
+
+    model = Holder(scanned)
+    fused = fuse.compile(model)
+    for length in (9, 11, 14):
+        given = torch.rand(2, length), torch.rand(2, length)
+        torch.testing.assert_close(fused(*given), model(*given))

@@ -87,7 +87,9 @@ class Conditions:
     def function(self, expression: str) -> Callable[..., Any]:
         """A Python expression over the sizes, compiled to a function of the sizes in their order."""
         if expression not in self.functions:
-            self.functions[expression] = eval(f"lambda {', '.join(self.sizes)}: {expression}", {"__builtins__": {}})
+            self.functions[expression] = eval(
+                f"lambda {', '.join(self.sizes)}: {expression}", {"__builtins__": {"min": min}}
+            )
         return self.functions[expression]
 
     def evaluator(self, numbers: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
@@ -337,7 +339,7 @@ def smaller(one: int, other: int) -> int:
         return min(one, other)
     return _computed(
         f"fuse_size_minimum({_spelled(one)}, {_spelled(other)})",
-        "({0} if {0} < {1} else {1})",
+        "min({0}, {1})",
         min(plain(one), plain(other)),
         one,
         other,
