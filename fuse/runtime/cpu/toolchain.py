@@ -31,8 +31,8 @@ _GCC_OPTIONS = (
     "-fopenmp",
 )
 
-# All that a source needs that includes no header of C++: to read the standard library of C++ for nothing takes the
-# linker a sixth of the time of a small kernel.
+# All that a source needs that includes no header of C++, unless the user's options need more (sanitizers): to read the
+# standard library of C++ for nothing takes the linker a sixth of the time of a small kernel.
 _C_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc")
 _CPP_HEADER = re.compile(r"#\s*include\s*<\w+>")
 
@@ -143,7 +143,8 @@ def compile_in(directory: Path, source: str, toolchain: Toolchain, options: Sequ
     """
     (directory / SOURCE_NAME).write_text(source, encoding="utf-8", errors="surrogateescape")
     command = [*toolchain.command, *REQUIRED_OPTIONS, SOURCE_NAME, "-o", LIBRARY_NAME, *options]
-    if toolchain.is_gcc and sys.platform == "linux" and not _CPP_HEADER.search(source):
+    of_user = len(toolchain.command) > 1
+    if toolchain.is_gcc and sys.platform == "linux" and not (of_user or _CPP_HEADER.search(source)):
         command += _C_LIBRARIES
     return _run(command, directory)
 

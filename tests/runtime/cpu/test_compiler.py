@@ -268,3 +268,9 @@ def test_the_library_of_cpp_is_linked_where_a_header_of_it_is_read(source, cpp, 
     (library,) = empty_cache.rglob("*.so")
     if sys.platform == "linux" and toolchain.find().is_gcc:
         assert (b"libstdc++" in library.read_bytes()) == cpp
+
+
+@pytest.mark.skipif(not toolchain.find().is_gcc, reason="a sanitizer's library is linked by GCC")
+def test_options_of_the_user_have_their_libraries(empty_cache, monkeypatch):
+    monkeypatch.setenv("CXX", "g++ -fsanitize=undefined")
+    assert compiler.build('extern "C" int of(int n) { return 1 << n; }').of(3) == 8
