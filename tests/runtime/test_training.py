@@ -767,3 +767,30 @@ def test_a_hook_that_gets_no_gradient_of_another_result_works(case: str, hook: s
     assert fused.last_run is not None
     assert not fused.last_run.fallbacks
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_hook_outlives_its_result(removed: bool) -> None:
+    """The result is gone before the backward pass; autograd keeps its hooks, of which none is left if ``removed``."""
+    model, x = Features(), torch.randn(5, 3)
+    fused, found = fuse.compile(model), []
+
+    def loss(run: nn.Module) -> Tensor:
+        y, h = run(x)
+        handle = h.register_hook(lambda gradient: gradient * 3)
+        if removed:
+            handle.remove()
+        return y.sum() + h.square().sum()
+
+    if not removed:
+        with pytest.raises(RuntimeError, match="from which another result is computed"):
+            loss(fused).backward()
+    for run in (fused, model):
+        model.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss(run).backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(found[0], found[1])
+    assert fused.last_run is not None
+    assert bool(fused.last_run.fallbacks) is not removed

@@ -6,7 +6,7 @@ apply(Ran(training), *tensors)   -> the forward program runs; autograd saves ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -28,7 +28,8 @@ class Ran:
 
     ``saves``: whether the forward program has run, and autograd saves tensors. ``launched``, ``copies`` (of tangents),
     ``regions`` and ``fallbacks`` belong to the backward pass. ``passed``: the results, by position, through which
-    gradients of other results flow.
+    gradients of other results flow. ``hooks``: those of results, by place among the tangents; they outlive their
+    tensors.
     """
 
     training: Training
@@ -38,6 +39,7 @@ class Ran:
     copies: int = field(default=0, init=False)
     regions: int = field(default=0, init=False)
     passed: tuple[tuple[int, ref[Tensor]], ...] = field(default=(), init=False)
+    hooks: tuple[tuple[int, Mapping[int, Any]], ...] = field(default=(), init=False)
     fallbacks: tuple[Fallback, ...] = field(default=(), init=False)
 
     @property
@@ -84,7 +86,7 @@ class CompiledCall(torch.autograd.Function):
         saved = ctx.saved_tensors
         ran: Ran = ctx.ran
         if ran.passed:
-            ran.training.refuse_hooks(ran.passed, tangents)
+            ran.training.refuse_hooks(ran, tangents)
         if not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled():  # 4 us faster than the contexts
             return ran.training.backward(saved, tangents, ran)
         if not torch.is_grad_enabled():
@@ -125,6 +127,16 @@ apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, Compil
 transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _node: Any = CompiledCall._backward_cls
 _node.apply = CompiledCall.backward  # torch's own method looks this function up in each call
+_register: Callable[[Any, Tensor], None] = _node._register_hook_dict
+
+
+def _register_and_note(ctx: Any, result: Tensor) -> None:
+    """Take the hooks of a result, as ``Tensor.register_hook`` asks for."""
+    ctx.ran.hooks += ((result.output_nr, result._backward_hooks),)
+    _register(ctx, result)
+
+
+_node._register_hook_dict = _register_and_note
 
 
 def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor], reason: str) -> tuple[Tensor | None, ...]:

@@ -7,7 +7,9 @@ results flow (:mod:`fuse.graph.backward.later_results`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from weakref import ref
 
 from torch import Tensor
@@ -15,21 +17,19 @@ from torch import Tensor
 HOOKED = "a hook (or retain_grad) reads the gradient of a result from which another result is computed"
 
 
+def retaining(results: Iterable[tuple[int, ref[Tensor]]]) -> list[int]:
+    """The positions of the results that keep their gradients (``retain_grad``)."""
+    tensors = ((position, result()) for position, result in results)
+    return [position for position, tensor in tensors if tensor is not None and tensor.retains_grad]
+
+
 def is_read(
-    results: Sequence[tuple[int, ref[Tensor]]],
-    later: Mapping[int, int],
-    places: Mapping[int, int],
-    tangents: Sequence[Tensor | None],
+    read: Iterable[int], later: Mapping[int, int], places: Mapping[int, int], tangents: Sequence[Tensor | None]
 ) -> bool:
-    """Whether a hook reads one of ``results``, and gradients of later results flow through it.
+    """Whether gradients of later results flow through one of the results ``read``.
 
     ``later`` is as :func:`~fuse.graph.backward.later_results.later_results` gives it; ``places`` are the positions of
     results among ``tangents``.
     """
-    for position, result in results:
-        tensor = result()
-        if tensor is None or not (tensor._backward_hooks or tensor.retains_grad):
-            continue
-        if any(later[position] >> i & 1 and tangents[place] is not None for i, place in places.items()):
-            return True
-    return False
+    through = functools.reduce(operator.or_, (later.get(position, 0) for position in read), 0)
+    return any(through >> i & 1 and tangents[place] is not None for i, place in places.items())

@@ -29,7 +29,7 @@ from fuse.graph.signature import Signature
 from fuse.kernel.sizes.sized import call_at_hand, lowering_of
 from fuse.runtime.autograd.autograd_node import CompiledCall, RaisedByHook, Ran, apply, transforms
 from fuse.runtime.autograd.differentiable import InputsOfCall, WithStatistics, dependent, refusal, same_values, versions
-from fuse.runtime.autograd.hooked_results import HOOKED, is_read
+from fuse.runtime.autograd.hooked_results import HOOKED, is_read, retaining
 from fuse.runtime.autograd.tangents import Tangent, is_batched, memory_like
 from fuse.runtime.guards.call_guards import picker
 from fuse.runtime.programs.input_effects import effects_on_inputs
@@ -212,13 +212,14 @@ class Training:
             ran.passed = tuple((i, ref(leaves[self._tangents[i]])) for i in self.joint.later if i in self._tangents)
         return self.rebuild(leaves, (*tensors, *containers)), ran.launches, ran
 
-    def refuse_hooks(self, results: Sequence[tuple[int, ref[Tensor]]], tangents: Sequence[Tensor | None]) -> None:
-        """Refuse hooks on ``results`` that eager would give the gradients of other results, too.
+    def refuse_hooks(self, ran: Ran, tangents: Sequence[Tensor | None]) -> None:
+        """Refuse hooks on results that eager would give the gradients of other results, too.
 
         Raises:
             RuntimeError: there is such a hook.
         """
-        if is_read(results, self.joint.later, self._tangents, tangents):
+        hooked = [self._leaves[place] for place, hooks in ran.hooks if hooks]
+        if is_read([*hooked, *retaining(ran.passed)], self.joint.later, self._tangents, tangents):
             self.gives_up = HOOKED
             raise RuntimeError(
                 f"{HOOKED}, and a compiled call computes both at once: call again (fuse now runs such calls eager), or "
