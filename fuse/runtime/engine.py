@@ -33,7 +33,7 @@ from fuse.graph.numbers.learned import Learned, Learning
 from fuse.runtime.autograd.autograd_node import RaisedByHook, Ran
 from fuse.runtime.building.compiling import NotYet
 from fuse.runtime.generalising.kinds_of_calls import Between
-from fuse.runtime.guards.call_guards import flatten, function_modes, modes, overlaps
+from fuse.runtime.guards.call_guards import any_nested, flatten, function_modes, modes, overlaps
 from fuse.runtime.guards.call_keys import key_of_call
 from fuse.runtime.guards.state_guard import StateGuard
 from fuse.runtime.known_variants import Found, KnownVariants, given
@@ -115,6 +115,8 @@ class Engine:
                 self._observed = waits.run
                 return result
         leaves, spec = flatten(args, kwargs)
+        if any_nested(leaves):
+            return self.eager(args, kwargs, Fallback("", "", "an input is a nested tensor"))
         searched = known.states
         found = known.find(leaves, spec)
         if found is not None and found[0].family is None:
@@ -249,6 +251,8 @@ class Engine:
 
     def _call_method(self, method: MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = flatten(args, kwargs)
+        if any_nested(leaves):
+            return method(*args, **kwargs)
         return self._methods.call(method, args, kwargs, (key_of_call(leaves, spec), modes(), self.model.training))
 
     def _observe_method(self, name: str, runs: tuple[LazyRun, ...]) -> None:

@@ -154,7 +154,8 @@ class _Seeing:
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         for leaf in (*made, *(leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor))):
             if not leaf.is_inference():
-                copy = leaf.detach().clone() if self.copies and leaf.layout is torch.strided else None
+                plain = leaf.layout is torch.strided and not leaf.is_nested
+                copy = leaf.detach().clone() if self.copies and plain else None
                 self._seen.append((path, leaf, leaf._version, copy))
         self._hooks += [leaf.register_hook(self._note) for leaf in made if self.copies and leaf.requires_grad]
 

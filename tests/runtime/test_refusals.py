@@ -135,3 +135,55 @@ def test_a_default_device_is_no_such_mode() -> None:
         fused(x)
     assert fused.last_run is not None
     assert fused.last_run.launches == 1
+
+
+class Encoder(nn.Module):
+    """Whose encoder calls its layers with nested tensors, where gradients are off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = torch.arange(x.shape[1]).expand(x.shape[:2]) >= x.shape[1] - 2
+        return self.head(self.encoder(x, src_key_padding_mask=padding))
+
+    def encoded(self, x: Tensor) -> Tensor:
+        return self.encoder(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eager", "ignore:.*nested tensors")
+@pytest.mark.parametrize("train", [False, True])
+def test_parts_that_are_called_with_nested_tensors_run_eager(train: bool) -> None:
+    model = Encoder().train(train)
+    fused = fuse.compile(model)
+    for shape in [(2, 9), (2, 9), (2, 9), (3, 13), (3, 13)]:
+        x = torch.randn(*shape, 8)
+        with torch.set_grad_enabled(train):
+            torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*an input is a nested tensor", "ignore:.*nested tensors")
+@pytest.mark.parametrize("sizes", [1, 12])
+def test_a_nested_tensor_among_calls_of_any_sizes(sizes: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for rows in range(3, 3 + sizes):
+            for _ in range(3):
+                fused(torch.randn(rows, 8))
+            nested = torch.nested.nested_tensor([torch.randn(n, 8) for n in (rows, 2)])
+            for found, expected in zip(fused(nested).unbind(), model(nested).unbind(), strict=True):
+                torch.testing.assert_close(found, expected)
+            assert "nested" in fused.last_run.fallbacks[0].reason
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_a_method_that_is_called_with_a_nested_tensor() -> None:
+    model = Encoder().eval()
+    nested = torch.nested.nested_tensor([torch.randn(n, 8) for n in (4, 2)])
+    with torch.no_grad():
+        found, expected = fuse.compile(model).encoded(nested), model.encoded(nested)
+    for one, other in zip(found.unbind(), expected.unbind(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,6 +117,18 @@ def _one_object(spec: pytree.TreeSpec) -> pytree.TreeSpec:
             return known
     _recent = (spec, *_recent)[:_MOST_RECENT]
     return spec
+
+
+def any_nested(leaves: Iterable[Any]) -> bool:
+    """Whether a leaf is a nested tensor, which has no sizes: it must not be compared with others.
+
+    >>> any_nested([torch.ones(2), 3]), any_nested([torch.nested.nested_tensor([torch.ones(2)])])
+    (False, True)
+    """
+    for leaf in leaves:  # noqa: SIM110  # every call asks, and a generator takes twice as long
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            return True
+    return False
 
 
 def modes() -> tuple[Any, ...]:

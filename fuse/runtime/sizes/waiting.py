@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuse.runtime.guards.call_guards import same_value
+from fuse.runtime.guards.call_guards import any_nested, same_value
 from fuse.runtime.guards.call_keys import Key, dtypes_and_shapes
 from fuse.runtime.guards.state_guard import StateGuard
 from fuse.runtime.guards.unpacking import Unpack
@@ -105,10 +105,10 @@ def waiting(
         for index, value in values:
             if leaves[index] is not value and not same_value(leaves[index], value):
                 return None
-        found = dtypes_and_shapes(leaves)
-        if found in due or not check(*[leaves[i] for i in tensors]):
+        if any_nested(leaves) or not check(*[leaves[i] for i in tensors]):
             return None
-        return found if in_mode() and holds() else None
+        found = dtypes_and_shapes(leaves)
+        return found if found not in due and in_mode() and holds() else None
 
     return Waiting(states, way, call.key, size, run, seconds / SHARE, due)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from fuse.runtime.guards.call_guards import function_modes, same_value
+from fuse.runtime.guards.call_guards import any_nested, function_modes, same_value
 from fuse.runtime.variants.compiled import Compiled
 from fuse.runtime.variants.states import States
 
@@ -71,6 +71,8 @@ def usual(states: States, compiled: Compiled) -> Usual | None:
         for index, tensor in pinned:
             if leaves[index] is not tensor:
                 return None
+        if any_nested(leaves):
+            return None
         found = pick((*leaves, *held))
         return found if check(*found) else None
 
