@@ -33,7 +33,8 @@ from fuse.passes.roll_whole_loops import roll_whole_loops
 from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime.autograd.training import Begin, Finish, Losses, Training
+from fuse.runtime.autograd.losses import Losses
+from fuse.runtime.autograd.training import Begin, Finish, Training
 from fuse.runtime.building.compiling import NotYet
 from fuse.runtime.building.interrupts import stopped_on_interrupt
 from fuse.runtime.generalising.captured_calls import CapturedCall

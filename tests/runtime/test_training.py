@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -794,3 +795,29 @@ def test_a_hook_outlives_its_result(removed: bool) -> None:
     torch.testing.assert_close(found[0], found[1])
     assert fused.last_run is not None
     assert bool(fused.last_run.fallbacks) is not removed
+
+
+def test_a_hook_is_refused_at_one_size_only() -> None:
+    """Sizes vary from step to step: one step raises, not the first one of each size."""
+    model, raised = Features(), 0
+    fused = fuse.compile(model)
+    for rows in (5, 6, 7, 8, 5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            y, h = fused(torch.randn(rows, 3))
+        h.register_hook(lambda gradient: gradient * 3)
+        try:
+            (y.sum() + h.square().sum()).backward()
+        except RuntimeError:
+            raised += 1
+    assert raised == 1
+
+
+def test_the_last_run_does_not_keep_what_a_hook_refers_to() -> None:
+    fused, held = fuse.compile(Features()), nn.Linear(1, 1)
+    y, h = fused(torch.randn(5, 3))
+    h.register_hook(lambda gradient, held=held: gradient)
+    still = weakref.ref(held)
+    del y, h, held
+    assert fused.last_run is not None
+    assert still() is None

@@ -6,7 +6,7 @@ apply(Ran(training), *tensors)   -> the forward program runs; autograd saves ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -28,8 +28,7 @@ class Ran:
 
     ``saves``: whether the forward program has run, and autograd saves tensors. ``launched``, ``copies`` (of tangents),
     ``regions`` and ``fallbacks`` belong to the backward pass. ``passed``: the results, by position, through which
-    gradients of other results flow. ``hooks``: those of results, by place among the tangents; they outlive their
-    tensors.
+    gradients of other results flow.
     """
 
     training: Training
@@ -39,7 +38,6 @@ class Ran:
     copies: int = field(default=0, init=False)
     regions: int = field(default=0, init=False)
     passed: tuple[tuple[int, ref[Tensor]], ...] = field(default=(), init=False)
-    hooks: tuple[tuple[int, Mapping[int, Any]], ...] = field(default=(), init=False)
     fallbacks: tuple[Fallback, ...] = field(default=(), init=False)
 
     @property
@@ -59,7 +57,7 @@ class RaisedByHook(Exception):
 
 
 class CompiledCall(torch.autograd.Function):
-    """The autograd node of a compiled call."""
+    """The autograd node of a compiled call; its ``hooks``, by place of the result, outlive the tensors."""
 
     @staticmethod
     def forward(ctx: Any, ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -86,7 +84,7 @@ class CompiledCall(torch.autograd.Function):
         saved = ctx.saved_tensors
         ran: Ran = ctx.ran
         if ran.passed:
-            ran.training.refuse_hooks(ran, tangents)
+            ran.training.refuse_hooks(ran.passed, ctx.hooks, tangents)
         if not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled():  # 4 us faster than the contexts
             return ran.training.backward(saved, tangents, ran)
         if not torch.is_grad_enabled():
@@ -99,7 +97,7 @@ def _with_history(ctx: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor |
     """The result of ``CompiledCall.backward`` where its gradients may be differentiated."""
     ran: Ran = ctx.ran
     training = ran.training
-    training.gives_up = TWICE
+    training.twice = True
     leaves = {i: node.variable for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _is_leaf(node)}
     inputs = InputsOfCall(
         training.signature.inputs,
@@ -127,12 +125,13 @@ apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, Compil
 transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _node: Any = CompiledCall._backward_cls
 _node.apply = CompiledCall.backward  # torch's own method looks this function up in each call
+_node.hooks = ()
 _register: Callable[[Any, Tensor], None] = _node._register_hook_dict
 
 
 def _register_and_note(ctx: Any, result: Tensor) -> None:
     """Take the hooks of a result, as ``Tensor.register_hook`` asks for."""
-    ctx.ran.hooks += ((result.output_nr, result._backward_hooks),)
+    ctx.hooks += ((result.output_nr, result._backward_hooks),)
     _register(ctx, result)
 
 

@@ -10,14 +10,20 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from weakref import ref
 
 from torch import Tensor
 
 HOOKED = "a hook (or retain_grad) reads the gradient of a result from which another result is computed"
 
+Results = Sequence[tuple[int, ref[Tensor]]]
+"""Results with their positions."""
+Hooks = Sequence[tuple[int, Mapping[int, Any]]]
+"""The hooks of results, each with the place of its result among the tangents."""
 
-def retaining(results: Iterable[tuple[int, ref[Tensor]]]) -> list[int]:
+
+def retaining(results: Results) -> list[int]:
     """The positions of the results that keep their gradients (``retain_grad``)."""
     tensors = ((position, result()) for position, result in results)
     return [position for position, tensor in tensors if tensor is not None and tensor.retains_grad]

@@ -28,8 +28,17 @@ from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sizes.sized import call_at_hand, lowering_of
 from fuse.runtime.autograd.autograd_node import CompiledCall, RaisedByHook, Ran, apply, transforms
-from fuse.runtime.autograd.differentiable import InputsOfCall, WithStatistics, dependent, refusal, same_values, versions
-from fuse.runtime.autograd.hooked_results import HOOKED, is_read, retaining
+from fuse.runtime.autograd.differentiable import (
+    TWICE,
+    InputsOfCall,
+    WithStatistics,
+    dependent,
+    refusal,
+    same_values,
+    versions,
+)
+from fuse.runtime.autograd.hooked_results import HOOKED, Hooks, Results, is_read, retaining
+from fuse.runtime.autograd.losses import Losses
 from fuse.runtime.autograd.tangents import Tangent, is_batched, memory_like
 from fuse.runtime.guards.call_guards import picker
 from fuse.runtime.programs.input_effects import effects_on_inputs
@@ -76,17 +85,6 @@ class _Backward:
         return self.graph_later()
 
 
-@dataclass(eq=False)
-class Losses:
-    """The losses of calls that differ in sizes only: for each, the results that it does not use."""
-
-    seen: set[frozenset[int]] = field(default_factory=set)
-
-    def expected(self) -> frozenset[int]:
-        """The results that later losses do not use: with several losses, each is expected to use all."""
-        return next(iter(self.seen)) if len(self.seen) == 1 else frozenset()
-
-
 @dataclass(frozen=True)
 class RewrittenGraphs:
     """The rewritten backward graph of a call, for a loss of all results but those in ``missing``.
@@ -119,8 +117,8 @@ class Training:
     each set of results that a loss uses. While the forward kernels are compiled, the backward graph for the loss that
     ``losses`` tell is rewritten and its kernels are started. With ``rewritten``, both graphs are rewritten already.
     With ``sized``, both have programs, and ``joint`` and ``rewritten`` are those of a call at other sizes.
-    ``gives_up``: why later calls run eager. ``making``: the seconds that backward programs for other losses took to
-    make.
+    ``twice``: gradients of its gradients were taken. ``making``: the seconds that backward programs for other losses
+    took to make.
     """
 
     joint: Joint
@@ -130,7 +128,7 @@ class Training:
     losses: Losses
     rewritten: RewrittenGraphs | None = None
     sized: SizedTraining | None = None
-    gives_up: str | None = None
+    twice: bool = False
     making: float = 0.0
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
@@ -212,19 +210,26 @@ class Training:
             ran.passed = tuple((i, ref(leaves[self._tangents[i]])) for i in self.joint.later if i in self._tangents)
         return self.rebuild(leaves, (*tensors, *containers)), ran.launches, ran
 
-    def refuse_hooks(self, ran: Ran, tangents: Sequence[Tensor | None]) -> None:
+    def refuse_hooks(self, passed: Results, hooks: Hooks, tangents: Sequence[Tensor | None]) -> None:
         """Refuse hooks on results that eager would give the gradients of other results, too.
+
+        ``hooks`` are those of results, by place among ``tangents``; of the results ``passed``, some keep gradients.
 
         Raises:
             RuntimeError: there is such a hook.
         """
-        hooked = [self._leaves[place] for place, hooks in ran.hooks if hooks]
-        if is_read([*hooked, *retaining(ran.passed)], self.joint.later, self._tangents, tangents):
-            self.gives_up = HOOKED
+        hooked = [self._leaves[place] for place, found in hooks if found]
+        if is_read([*hooked, *retaining(passed)], self.joint.later, self._tangents, tangents):
+            self.losses.gives_up = HOOKED
             raise RuntimeError(
                 f"{HOOKED}, and a compiled call computes both at once: call again (fuse now runs such calls eager), or "
                 "run the model itself"
             )
+
+    @property
+    def gives_up(self) -> str | None:
+        """Why later calls run eager."""
+        return TWICE if self.twice else self.losses.gives_up
 
     def wait(self) -> None:
         """Wait until the backward program for the expected loss is compiled.
