@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.kernel import lower
+from fuse.kernel.sizes.sized import call_at_hand
+from fuse.runtime.autograd.training import RewrittenGraphs, Training
 from fuse.runtime.guards.call_keys import kind_of_sizes
 from fuse.runtime.module import Fused
 from fuse.runtime.sizes.varying import SizesSeen
@@ -397,3 +399,37 @@ def test_layers_share_what_is_lowered(varies: bool, monkeypatch: pytest.MonkeyPa
     few = lowered(3)
     assert few
     assert lowered(6) == few
+
+
+class Heads(nn.Module):
+    """Two results of different widths, whose backward passes differ in numbers only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 20), nn.Linear(24, 28)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.first(x)).exp(), torch.tanh(self.second(x)).exp()
+
+
+def test_each_backward_graph_of_a_call_counts_regions_from_the_end_of_the_forward_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calls that expect one loss from the start have one backward graph, whose regions are compared with these."""
+    counted: list[object] = []
+    own = Training._rewritten_backward
+
+    def rewritten(training: Training, missing: frozenset[int]) -> RewrittenGraphs:
+        call = call_at_hand()
+        assert call is not None
+        counted.append({text: list(numbers) for text, numbers in call.numbers.items()})
+        return own(training, missing)
+
+    monkeypatch.setattr(Training, "_rewritten_backward", rewritten)
+    first, second = fuse.compile(Heads())(torch.randn(23, 24, requires_grad=True))
+    (first.sum() + second.sum()).backward(retain_graph=True)
+    for result in (first, second):
+        result.sum().backward(retain_graph=True)
+    assert len(counted) == 3
+    assert counted[0]
+    assert counted == counted[:1] * 3

@@ -62,6 +62,10 @@ class SizedCall:
             found.append(numbers)
         return found.index(numbers)
 
+    def so_far(self) -> SizedCall:
+        """The same call, for one of several parts that may come next: each counts occurrences from here on."""
+        return replace(self, numbers={text: list(found) for text, found in self.numbers.items()})
+
     def follows_from_sizes(self, site: Hashable, what: Hashable) -> bool:
         """Whether the fact ``what`` at ``site`` holds at this call's sizes only; the first call's facts are recorded.
 

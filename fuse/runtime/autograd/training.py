@@ -136,7 +136,6 @@ class Training:
 
     def __post_init__(self) -> None:
         joint, forward, sized = self.joint, self.joint.forward, self.sized
-        self._call = call_at_hand()
         assert joint.backward is not None
         if self.rewritten is None:
             self.rewrite(forward)
@@ -173,6 +172,8 @@ class Training:
         self.not_saved = tuple(i for i in range(inputs) if i not in self.saved_inputs)
         self.given_alone = picker(self.not_saved)
         self.unchanged = picker([i for i in self.not_saved if i not in self.written])
+        call = call_at_hand()
+        self._forward_call = call and call.so_far()
         if ready is None:
             expected = self.losses.expected()
             ready = self._rewritten_backward(expected if expected < self._layouts.keys() else frozenset())
@@ -344,7 +345,8 @@ class Training:
         with self.lock:
             if missing not in self.backwards:
                 started = time.perf_counter()
-                with lowering_of(self._call):  # autograd's threads have no current call
+                call = self._forward_call  # autograd's threads have none; another loss has occurrences of its own
+                with lowering_of(call and call.so_far()):
                     made = self._rewritten_backward(missing)
                     begun = self._begun(made)
                 self.by_loss[missing], self.backwards[missing] = made, begun
