@@ -138,7 +138,7 @@ def test_a_default_device_is_no_such_mode() -> None:
 
 
 class Encoder(nn.Module):
-    """Whose encoder calls its layers with nested tensors, where gradients are off."""
+    """The encoder calls its layers with nested tensors, where gradients are off."""
 
     def __init__(self) -> None:
         super().__init__()

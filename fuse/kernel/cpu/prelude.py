@@ -21,7 +21,7 @@ _DECLARES = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """What stands between two blank lines of a header, with the names that it declares, and all names in its code."""
+    """The text between two blank lines of a header, with the names that it declares, and all names in its code."""
 
     text: str
     declares: frozenset[str]
@@ -45,7 +45,7 @@ def prelude() -> str:
 
 
 def prelude_of(code: str) -> str:
-    """What ``code`` uses of the prelude, and what that uses: every block that declares one of the names.
+    """The definitions of the prelude that ``code`` uses, and those that these use: whole blocks.
 
     >>> "float fuse_erf(float x)" in prelude_of("y = fuse_erf(x);")
     True
