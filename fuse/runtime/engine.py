@@ -127,7 +127,8 @@ class Engine:
             if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
                 return self.model(*args, **kwargs)  # part of what is being captured
             held = known.guards()
-            if reason := refused_call(leaves) or self._refused_model(held) or known.never_settles(call):
+            refused = refused_call(leaves) or self._refused_model(held) or self._maker.given_up(call)
+            if reason := refused or known.never_settles(call):
                 return self.eager(args, kwargs, reason)
             if (declined := known.in_vain.instead(known.kind(call), known.of_sizes(call))) is not None:
                 return self._served(declined, (), args, kwargs)

@@ -130,6 +130,13 @@ class Maker:
             del self.losses[next(iter(self.losses))]
         return losses
 
+    def given_up(self, call: ModelCall) -> Fallback | None:
+        """Why training steps of this kind run eager, at any sizes; None if they do not."""
+        losses = self.losses.get(call.kind)
+        if losses is None or losses.gives_up is None or not self.needs_gradients(call.leaves):
+            return None
+        return Fallback(self.name, "", losses.gives_up)
+
     def tensors(self) -> list[Tensor]:
         """Parameters and buffers, without those that calls assign."""
         return list(self._held())

@@ -28,7 +28,7 @@ from fuse.runtime.guards.state_guard import StateGuard
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.sizes import patience
 from fuse.runtime.sizes.patience import Compilations, Ones, Patience
-from fuse.runtime.sizes.rehearsing import kind, rehearse
+from fuse.runtime.sizes.rehearsing import Kind, kind, rehearse
 from fuse.runtime.sizes.varying import SizesSeen, VaryingSize
 
 STEP = 2.0
@@ -41,18 +41,18 @@ class Way:
 
     ``of_sizes`` is the call's own kind. ``kind`` is equal for calls that differ in sizes only. ``key`` is equal for
     such calls in one state of the model. The first values of integer arguments may stand for ways through the model, so
-    that they are in ``key``; further ones count as sizes. ``trains``: whether autograd records the call, so that its
-    program comes with a backward program.
+    that they are in ``key``; further ones count as sizes.
     """
 
     of_sizes: Key
-    kind: Hashable
+    kind: Kind
     key: Hashable
-    trains: bool
 
     def counted(self, seconds: float) -> float:
-        """The seconds of an eager call, as they compare with those of making a program."""
-        return seconds * STEP if self.trains else seconds
+        """The seconds of an eager call, as they compare with those of making a program, and a backward program where
+        autograd records the call."""
+        _, recorded, _ = self.kind
+        return seconds * STEP if recorded else seconds
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class NewSizes:
             del self._integers[next(iter(self._integers))]
         apart = integers in known
         values = (key_of_value(leaf) if apart or type(leaf) is not int else int for leaf in call.leaves)
-        return Way(call.kind, of, Key(of, modes(), tuple(values), state), self._maker.needs_gradients(call.leaves))
+        return Way(call.kind, of, Key(of, modes(), tuple(values), state))
 
 
 def _learns(between: Between | None) -> bool:

@@ -22,6 +22,7 @@ from fuse.graph.fakes.fake_operators import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED
 from fuse.kernel.sizes.region_text import Numbers
+from fuse.loops.rolling import LEAST_STEPS
 from fuse.runtime.autograd.training_of_loss import TrainingOfLoss
 from fuse.runtime.generalising.captured_calls import CapturedCall
 from fuse.runtime.generalising.generalised import Generalised
@@ -34,8 +35,8 @@ from fuse.runtime.variants.compiled import Compiled
 
 FURTHEST = 1024
 """The largest size of a call for which larger ones are made up."""
-LEAST_STEPS = 5
-"""A small number of steps in which most loops are rolled as in more."""
+FEW_STEPS = LEAST_STEPS + 1
+"""Steps in which most loops are rolled as in more: the first one may differ from the others."""
 DISTANCE = 64
 """Least distance of a made-up size from the largest one; for large sizes, half of the size. A text of so many tokens
 needs no other capture."""
@@ -101,7 +102,7 @@ def least_sizes(common: Generalised, sizes: Numbers, anyway: bool, fewest: int =
 
 def few_steps(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
     """The least sizes at which loops are rolled."""
-    return least_sizes(common, sizes, anyway, LEAST_STEPS)
+    return least_sizes(common, sizes, anyway, FEW_STEPS)
 
 
 def near_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:

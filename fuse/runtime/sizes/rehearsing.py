@@ -5,13 +5,13 @@ dynamic_shapes={"x": {0: T}}      call with x[64, 8]  ->  x[11, 8] is planned fi
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 from fuse.errors import FaultWarning, FuseError, reason_of_fault
 from fuse.kernel.sizes.sized import lowering_for
 from fuse.runtime.building import tuning
 from fuse.runtime.guards.call_guards import integers_of
+from fuse.runtime.guards.call_keys import Key
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.programs.refusals import without_kernels
 from fuse.runtime.programs.schedule import schedule
@@ -20,9 +20,12 @@ from fuse.runtime.sizes.made_up_calls import graphs_of, made_up_call
 from fuse.runtime.sizes.varying import SizesSeen
 from fuse.runtime.variants.states import LARGEST_VARIANTS
 
+Kind = tuple[Key, bool, bool]
+"""Equal for calls that differ in sizes only. The second part says whether autograd records the call."""
 
-def kind(maker: Maker, call: ModelCall) -> Hashable:
-    """A key that is equal for calls that differ in sizes only."""
+
+def kind(maker: Maker, call: ModelCall) -> Kind:
+    """The kind of a call, as the model is now."""
     return call.kind, maker.needs_gradients(call.leaves), maker.model.training
 
 
