@@ -39,6 +39,13 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def collect_new() -> None:
+    """Collect garbage among objects that were made while the collector pauses, before they count as old; nothing if
+    it was disabled before that."""
+    if threading.get_ident() in _PAUSING:
+        gc.collect(1)
+
+
 def _go_on() -> None:
     """Resume collection in a forked child, where the thread that would resume it may be missing."""
     if _PAUSING and threading.get_ident() not in _PAUSING:

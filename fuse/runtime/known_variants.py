@@ -130,7 +130,7 @@ class KnownVariants:
     def make(self, call: ModelCall, between: Between | None, searched: States) -> tuple[Found, bool]:
         """A variant for a call, for which there was none when the states were ``searched``; whether it is new, and not
         of another thread."""
-        with self.maker.lock:
+        with self.maker.lock, without_garbage_collection():
             if self.states is not searched and (found := self.find(call.leaves, call.spec)) is not None:
                 return found, False
             if between and not (between.within and between.follow(self.maker.model, call.args, call.kwargs)):
@@ -141,7 +141,7 @@ class KnownVariants:
     def _made(self, call: ModelCall, between: Between | None) -> Compiled:
         """A new variant, remembered unless it serves this call only."""
         started = time.perf_counter()
-        with without_garbage_collection(), unlogged(), self.new_sizes.lowering(call):
+        with unlogged(), self.new_sizes.lowering(call):
             how = self.new_sizes.compiling(call, self.held())
             sized = self._of_size(call, between) if between else None
             varying = self.new_sizes.varying(call, self.held()) if sized is None else []
@@ -160,7 +160,7 @@ class KnownVariants:
             of_many = sizes_are_symbolic()
         seconds = time.perf_counter() - started
         if varying:
-            with without_garbage_collection(), unlogged():
+            with unlogged():
                 compile_other_sides(self.maker, self.new_sizes, call, varying)
         if between is not None and sized is None:
             learn(self.new_sizes, call, between, compiled)

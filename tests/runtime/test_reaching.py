@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -12,8 +14,10 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.graph.capture import capture_short
-from fuse.runtime import making
-from fuse.runtime.sizes import patience
+from fuse.runtime import known_variants, making
+from fuse.runtime.generalising import kinds_of_calls
+from fuse.runtime.generalising.generalised import Generalised
+from fuse.runtime.sizes import patience, reaching
 from fuse.runtime.sizes.patience import Patience
 from fuse.runtime.sizes.reaching import DISTANCE
 from tests.fuzz.sizes import WIDTH, Model, attention, branch, train
@@ -159,3 +163,35 @@ def test_eager_seconds_beyond_all_sizes_are_counted_together() -> None:
     assert patient.expected("kind", 101, together=True) is None
     patient.captured("kind", 101, 1.0)
     assert patient.expected("kind", 102, together=True) == 1.0
+
+
+def test_the_garbage_collector_pauses_while_a_graph_for_all_sizes_is_made(
+    captures: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it traverses the new graphs in one of the next calls, which are short."""
+    running: list[bool] = []
+    for owner, name in ((known_variants, "learn"), (Generalised, "follow"), (reaching, "made_up")):
+        own = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, own=own: running.append(gc.isenabled()) or own(*given))
+    model = Model(plain).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in (*FIRST, (26, 4), (33, 3)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+    assert len(running) >= 4
+    assert not any(running)
+    assert gc.isenabled()
+
+
+def test_graphs_of_samples_are_gone_after_the_call(
+    captures: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They refer to themselves; among the old objects, they would stay for long."""
+    graphs: list[weakref.ref[object]] = []
+    own = kinds_of_calls.schedule
+    monkeypatch.setattr(kinds_of_calls, "schedule", lambda graph: graphs.append(weakref.ref(graph)) or own(graph))
+    model = Model(plain).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in (*FIRST, (26, 4)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+    assert graphs
+    assert not any(graph() for graph in graphs)

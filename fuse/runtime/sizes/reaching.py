@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from fuse.errors import FaultWarning
 from fuse.graph.fakes.fake_operators import unlogged
-from fuse.graph.garbage_collection import without_garbage_collection
+from fuse.graph.garbage_collection import collect_new, without_garbage_collection
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.loops.rolling import LEAST_STEPS
@@ -47,6 +47,7 @@ NEAR = 128
 fifth of a second."""
 
 
+@without_garbage_collection()
 def reached(maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between) -> Between | None:
     """The generalised graph for a call, after captures further out; the call may still need its own capture.
 
@@ -160,7 +161,7 @@ def _take(maker: Maker, new_sizes: NewSizes, further: ModelCall, kind: KindOfCal
     """Capture a made-up call, which may extend the range of its kind."""
     kind.reaches -= 1
     started = time.perf_counter()
-    with without_garbage_collection(), unlogged(), new_sizes.lowering(further):
+    with unlogged(), new_sizes.lowering(further):
         captured = made_up(maker, further, kind)
     if captured is not None and kind.takes(captured, given, told):
         new_sizes.captured(further, time.perf_counter() - started, False)
@@ -174,12 +175,15 @@ def learn(new_sizes: NewSizes, call: ModelCall, between: Between, compiled: Comp
     many seconds as captures took."""
     between.learn(compiled)
     until = time.perf_counter() + new_sizes.spent(call)
+    learnt = between.common.programs.learnt
     for one in between.samples():
         _rehearse(new_sizes, call, one)
         if time.perf_counter() > until:
             break
     for one in between.ends():
         _rehearse(new_sizes, call, one)
+    if between.common.programs.learnt > learnt:
+        collect_new()  # the graphs of these samples, which refer to themselves
 
 
 def _rehearse(new_sizes: NewSizes, call: ModelCall, other: Between) -> None:
