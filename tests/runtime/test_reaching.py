@@ -195,3 +195,19 @@ def test_graphs_of_samples_are_gone_after_the_call(
         infer(model, double, fused, torch.randn(*shape, WIDTH))
     assert graphs
     assert not any(graph() for graph in graphs)
+
+
+def test_sizes_that_got_the_program_of_others_are_among_the_first_ones(
+    captures: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After them, a size beyond all captured ones runs eager: it may be a rare one, and its capture takes long."""
+    monkeypatch.setattr(patience, "SETTLED", 8)
+    model = Model(plain).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    between = [(length, batch) for length in (25, 26, 27, 28) for batch in (4, 5, 6)]
+    for shape in (*FIRST, *between):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+    before = len(captures)
+    infer(model, double, fused, torch.randn(400, 5, WIDTH))
+    assert [fallback.reason[:19] for fallback in fused.last_run.fallbacks] == ["sizes keep changing"]
+    assert len(captures) == before

@@ -132,17 +132,20 @@ class NewSizes:
             if seconds is not None or between.programs is not None:
                 return seconds
         together = beyond or _learns(between)
-        settled_at = partial(self._settled_at, call, between)
+        settled_at = partial(self._settled_at, call, way, between)
         return self._patience.expected((way.kind, False), call.key, within, together, alike, settled_at)
 
-    def _settled_at(self, call: ModelCall, between: Between | None) -> int:
-        """How many sizes of this kind of call are captured at once, if this one is among the first."""
+    def _settled_at(self, call: ModelCall, way: Way, between: Between | None) -> int:
+        """How many sizes of this kind of call are captured at once, if this one is among the first: beyond the captured
+        ones, where eager calls of all sizes count together, none once as many got the program of others."""
         if self._seen.grows(call.kind, call.leaves):
             return patience.SETTLED_GROWING
         if between is None or between.within or not between.common.checked:
             return patience.SETTLED
         alone = not between.beyond or bool(self._ones(call)) or between.kind.reaches <= 0
-        return patience.SETTLED_UNLIKE if alone else patience.SETTLED
+        if alone:
+            return patience.SETTLED_UNLIKE
+        return 0 if self._patience.resized((way.kind, True)) >= patience.SETTLED else patience.SETTLED
 
     def waits(self, call: ModelCall, way: Way) -> float:
         """Note that a call waits for the compiler; the seconds that this would take."""

@@ -87,6 +87,10 @@ class Patience:
         """The seconds that captures of this kind took."""
         return sum(self._captured.get(kind, {}).values())
 
+    def resized(self, kind: Hashable) -> int:
+        """How many sizes of this kind got the graph of others."""
+        return len(self._resized.get(kind, ()))
+
     def expected(
         self,
         kind: Hashable,
