@@ -58,9 +58,9 @@ def compare(
     """Compare ``fused`` with ``eager``; ``reference`` is the float64 result, or None where there is none.
 
     ``atol`` and ``rtol`` (absolute, and relative to each reference value) replace the default tolerance. ``size``
-    gives the size of each element after so many runs. It is called only if magnitudes alone do not explain an error:
-    the gradient of a bias before a softmax is zero, but its terms are not. Without it, all elements have the size of
-    the largest.
+    gives the size of each element after so many runs. It is called only if magnitudes and eager's own errors do not
+    explain an error: the gradient of a bias before a softmax is zero, but its terms are not. Without it, all elements
+    have the size of the largest.
     ``rounding`` is the last place of 1 in the coarsest dtype on the way: a float64 result of float32 values is no
     more accurate than they are.
 
@@ -113,7 +113,7 @@ def _floats(
     unit = max(ulps * torch.finfo(eager.dtype).eps, rounding)
     if atol is not None or rtol is not None:
         allowed = 2 * own.max() + (atol or 0.0) + (rtol or 0.0) * magnitude + tiny
-    elif size is not None and not bool((error > (plain := unit * magnitude + tiny)).any()):
+    elif size is not None and not bool((error > (plain := _least(None, magnitude, own, unit) + tiny)).any()):
         allowed = plain
     elif size is not None and not bool((error > (least := _least(size(FEW), magnitude, own, unit) + tiny)).any()):
         allowed = least

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.check.compare import Comparison, compare
@@ -387,19 +388,24 @@ def _coarsest(compiled: Compiled | None) -> float:
 
 
 def _predicted(call: CheckCall, compiled: Compiled | None, seed: int, train: bool) -> tuple[int | None, int | None]:
-    _seed(seed)  # a random number in the model may decide which operators launch
-    try:
-        if train:
-            captured = capture_joint(call.model, call.args, call.kwargs).forward
-        else:
-            captured = capture(call.model, call.args, call.kwargs)
-    except CaptureError:
+    """Launches before and after, as the graph of the call says; it is captured again where no program was made."""
+    graph = compiled.graph if compiled is not None else None
+    captured = graph if graph is not None and graph.meta["signature"].dispatches else _captured(call, seed, train)
+    if captured is None:
         return None, None
     signature, profile = captured.meta["signature"], of_device(device_of(captured))
     before = count_dispatches(signature.dispatches, profile).launches if signature.eagers else None
-    if compiled is None or compiled.graph is None:
-        return before, None
-    return before, count_graph(compiled.graph, profile).launches
+    return before, None if graph is None else count_graph(graph, profile).launches
+
+
+def _captured(call: CheckCall, seed: int, train: bool) -> GraphModule | None:
+    _seed(seed)  # a random number in the model may decide which operators launch
+    try:
+        if train:
+            return capture_joint(call.model, call.args, call.kwargs).forward
+        return capture(call.model, call.args, call.kwargs)
+    except CaptureError:
+        return None
 
 
 def _count_problems(predicted: tuple[int | None, int | None], observed: tuple[int, int]) -> list[str]:

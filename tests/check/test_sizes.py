@@ -91,12 +91,16 @@ def test_what_a_batch_norm_saves_for_its_gradient_is_rounded() -> None:
     assert (size > 0.5).all()
 
 
-def test_sizes_are_asked_only_where_magnitudes_do_not_explain_an_error() -> None:
+def test_sizes_are_asked_only_where_magnitudes_and_eagers_error_do_not_explain_an_error() -> None:
     def never(_: int) -> Tensor | None:
         raise AssertionError
 
     x = torch.tensor([1e6, 1e-3])
     assert not compare("y", x * (1 + UNIT), x, x.double(), size=never).problem
+    eager, exact = torch.tensor([1e-3, 1.0]), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    assert not compare("y", torch.tensor([1.9e-3, 1.0]), eager, exact, size=never).problem
+    with pytest.raises(AssertionError):
+        compare("y", torch.tensor([2.1e-3, 1.0]), eager, exact, size=never)
 
 
 def test_few_runs_tell_rounding_and_all_are_made_before_an_error_is_named() -> None:
