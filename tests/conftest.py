@@ -36,9 +36,13 @@ def _seeded() -> None:
 
 @contextmanager
 def without_optimising() -> Iterator[None]:
+    """Kernels as quickly as they can be had. The linker does not read the library of C either, which took it a quarter
+    of the time of a small kernel: the process has loaded it."""
     others = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O2")
+    libraries = tuple(library for library in toolchain._C_LIBRARIES if library != "-lc")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(toolchain, "REQUIRED_OPTIONS", (*others, "-O0"))
+        patched.setattr(toolchain, "_C_LIBRARIES", libraries)
         yield
 
 
@@ -59,13 +63,25 @@ def unoptimised() -> Iterator[None]:
 @pytest.fixture
 def alternately_optimised(request: pytest.FixtureRequest) -> Iterator[None]:
     """For a test whose cases build much the same kernels: of two neighbours in their grid, one is not optimised."""
+    with without_optimising() if _steps(request) % 2 else nullcontext():
+        yield
+
+
+@pytest.fixture
+def seldom_optimised(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a test of whole models, whose kernels other tests build one by one: of five neighbours, one is optimised."""
+    with without_optimising() if _steps(request) % 5 else nullcontext():
+        yield
+
+
+def _steps(request: pytest.FixtureRequest) -> int:
+    """The steps from the first of the test's cases to this one, along all axes of their grid."""
     number = next(iter(request.node.callspec.indices.values()))  # among all cases
     steps = 0
     for axis in reversed([*request.node.iter_markers("parametrize")]):  # the one that varies fastest comes first
         number, step = divmod(number, len(axis.args[1]))
         steps += step
-    with without_optimising() if steps % 2 else nullcontext():
-        yield
+    return steps
 
 
 @pytest.fixture

@@ -1074,6 +1074,7 @@ class DeltaRule(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
 
+@pytest.mark.usefixtures("seldom_optimised")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_right_in_inference(name: str) -> None:
     cls, inputs, _ = MODELS[name]
