@@ -150,8 +150,9 @@ class Engine:
             except NotYet:
                 way = known.new_sizes.way(call, known.held())
                 return self._not_yet(call, way, between, known.new_sizes.waits(call, way))
-            if found[0].family is None:
-                result = self._served(*found, args, kwargs)
+            if found[0].family is None or found[0].resized:
+                of_family = found[0].family is not None
+                result = self._specialised(found, call) if of_family else self._served(*found, args, kwargs)
                 if is_new and found[0].is_sized():  # compared with an eager call, and so with the run
                     with self._lock:
                         seconds = time.perf_counter() - started
@@ -315,6 +316,16 @@ class Engine:
             return self._specialised(first, call)
         if fewest_apart([compiled.drawing for compiled, _ in alike], values) > LARGEST_APART:
             return self.eager(call.args, call.kwargs, family.in_vain(self._maker.name, missed, ends=True))
+        if all(compiled.resized for compiled, _ in alike):
+            way = self._known.new_sizes.way(call, self._known.held())
+            try:
+                if self._known.resize(first, call):
+                    return self._specialised(first, call)
+                seconds = self._known.new_sizes.too_early(call, way, None)
+            except NotYet:
+                seconds = self._known.new_sizes.waits(call, way)
+            if seconds is not None:
+                return self._not_yet(call, way, None, seconds, family.in_vain(self._maker.name, missed))
         numbers = [len(c.confirmation.served) for c, _ in alike if c.confirmation]
         self._maker.converts |= missed is not None and missed.guard == "number"
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
@@ -349,13 +360,16 @@ class Engine:
 
     # ---- running eager ---------------------------------------------------------------------------------------------
 
-    def _not_yet(self, call: ModelCall, way: Way, between: Between | None, seconds: float) -> Any:
-        """The result of a call that is captured once its size has come often enough."""
+    def _not_yet(
+        self, call: ModelCall, way: Way, between: Between | None, seconds: float, missed: Fallback | None = None
+    ) -> Any:
+        """The result of a call that is captured once its size has come often enough. ``missed``: why programs of other
+        sizes do not serve it."""
         why = (
             f"sizes keep changing: this one runs eager until it has taken as long as a program for it ({seconds:.3f} s)"
         )
         started = time.perf_counter()
-        result = self.eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
+        result = self.eager(call.args, call.kwargs, missed or Fallback(self._maker.name, "", why), warn=False)
         with self._lock:
             self._known.new_sizes.ran_eager(call, way, between, time.perf_counter() - started)
         return result

@@ -11,11 +11,12 @@ Calls may come from several threads; one thread at a time makes a variant.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 from fuse.graph.fakes.fake_operators import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
+from fuse.graph.numbers.learned import Learning
 from fuse.kernel.sizes.sized import sizes_are_symbolic
 from fuse.runtime.building.compiling import NotYet, compiling
 from fuse.runtime.generalising.kinds_of_calls import Between, KindOfCalls, KindsOfCalls, numbers_of
@@ -30,6 +31,7 @@ from fuse.runtime.sizes.other_sides import compile_other_sides
 from fuse.runtime.sizes.reaching import learn
 from fuse.runtime.variants.compiled import Compiled
 from fuse.runtime.variants.in_vain import InVain
+from fuse.runtime.variants.specialised import Family
 from fuse.runtime.variants.states import (
     ModelState,
     States,
@@ -89,12 +91,14 @@ class KnownVariants:
             return None
         return self._kinds.find(held, call.leaves, call.spec, modes())
 
-    def between(self, call: ModelCall, kind: KindOfCalls | None) -> Between | None:
-        """The generalised graph for a call's sizes; None if there is none."""
+    def between(self, call: ModelCall, kind: KindOfCalls | None, refuted: Collection[Learning] = ()) -> Between | None:
+        """The generalised graph for a call's sizes, which reads other values than ``refuted`` ones; None if there is
+        none."""
         if kind is None:
             return None
+        given = numbers_of(call.leaves)
         with self.maker.lock:
-            return kind.between(numbers_of(call.leaves), lambda one: one.told(self.maker.model, call.args, call.kwargs))
+            return kind.between(given, lambda one: one.told(self.maker.model, call.args, call.kwargs), refuted)
 
     def kind(self, call: ModelCall) -> Hashable:
         """Equal for calls that differ in the contents of tensors only."""
@@ -133,17 +137,34 @@ class KnownVariants:
         with self.maker.lock, without_garbage_collection():
             if self.states is not searched and (found := self.find(call.leaves, call.spec)) is not None:
                 return found, False
-            if between and not (between.within and between.follow(self.maker.model, call.args, call.kwargs)):
+            if between and not self._follows(call, between):
                 between = None
             compiled = self._made(call, between)
             return (compiled, given(compiled, call)), True
 
-    def _made(self, call: ModelCall, between: Between | None) -> Compiled:
-        """A new variant, remembered unless it serves this call only."""
+    def _follows(self, call: ModelCall, between: Between) -> bool:
+        return between.within and between.follow(self.maker.model, call.args, call.kwargs)
+
+    def resize(self, first: Found, call: ModelCall) -> bool:
+        """Make a further specialisation of a call for which ``first`` was found, from graphs of other sizes that read
+        other values than known ones; False if there are no such graphs.
+
+        Raises:
+            NotYet: kernels would have to be compiled, which is not worth it yet.
+        """
+        with self.maker.lock:
+            refuted = [compiled.learning for compiled, _ in self.alike(first, call) if compiled.learning is not None]
+            between = self.between(call, self.kind_of(call, self.guards()), refuted)
+            if between is None or not self._follows(call, between):
+                return False
+            return self._made(call, between, first[0].family).program is not None
+
+    def _made(self, call: ModelCall, between: Between | None, family: Family[Compiled] | None = None) -> Compiled:
+        """A new variant, remembered unless it serves this call only; ``family`` is that of other specialisations."""
         started = time.perf_counter()
         with unlogged(), self.new_sizes.lowering(call):
             how = self.new_sizes.compiling(call, self.held())
-            sized = self._of_size(call, between) if between else None
+            sized = self._of_size(call, between, family) if between else None
             varying = self.new_sizes.varying(call, self.held()) if sized is None else []
             if varying:
                 kind = self.kind_of(call, self.guards())
@@ -151,7 +172,7 @@ class KnownVariants:
             try:
                 with compiling(how):
                     resized = between.captured() if between and sized is None else None
-                    compiled = sized or make(self.maker, call, resized=resized)
+                    compiled = sized or make(self.maker, call, family, resized=resized)
                     if not how.allowed and compiled.training is not None:
                         compiled.training.wait()
             except NotYet:
@@ -175,13 +196,13 @@ class KnownVariants:
                 self._kinds.add(state.guard, compiled, call.leaves, self.maker.model, self.maker.ids())
         return compiled
 
-    def _of_size(self, call: ModelCall, between: Between) -> Compiled | None:
+    def _of_size(self, call: ModelCall, between: Between, family: Family[Compiled] | None) -> Compiled | None:
         """The variant of a program without a graph; None if there is no such program."""
         try:
             if (sized := between.program()) is None:
                 return None
             origins = between.common.origins(sized.signature.inputs, self.maker.model, len(call.leaves))
-            return of_size(self.maker, call, sized, origins, between.kind.tensors)
+            return of_size(self.maker, call, sized, origins, between.kind.tensors, family)
         except Exception:  # a fault in fuse must not reach the user
             between.common.programs.give_up()
             return None
@@ -192,11 +213,15 @@ class KnownVariants:
         assert family is not None
         with self.maker.lock, without_garbage_collection(), self.new_sizes.lowering(call):
             known = [pair[0] for pair in self.alike(first, call)]
+            started = time.perf_counter()
             made = make(self.maker, call, family, known)
             if made in known:
                 family.joined()
             elif made.program is not None:
-                self._replace(made, known)
+                state = self._replace(made, known)
+                self.new_sizes.captured(call, time.perf_counter() - started, False, training=made.training)
+                if not self.maker.frozen:
+                    self._kinds.add(state.guard, made, call.leaves, self.maker.model, self.maker.ids())
         return made
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
@@ -214,7 +239,7 @@ class KnownVariants:
         self.states = with_variant(self.states, state, compiled)
         return state
 
-    def _replace(self, compiled: Compiled, alike: Sequence[Compiled]) -> None:
+    def _replace(self, compiled: Compiled, alike: Sequence[Compiled]) -> ModelState:
         """Remember ``compiled`` instead of those whose calls it serves: its loop takes more steps."""
         assert compiled.family is not None
         shorter = [c for c in alike if c.ending and compiled.ending and compiled.ending.includes(c.ending)]
@@ -225,7 +250,7 @@ class KnownVariants:
         if shorter:
             self.states = without(self.states, shorter)
             compiled.family.joined(len(shorter))
-        self._remember(compiled)
+        return self._remember(compiled)
 
     def give_up(self, compiled: Compiled, reason: Fallback) -> Fallback:
         """Let the calls that ``compiled`` served run eager from now on, for ``reason``."""

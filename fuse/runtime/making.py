@@ -243,9 +243,7 @@ def make(
             return make(maker, call, family, alike)
     sources = sources_of(signature.inputs, maker.model, len(call.leaves))
     guard = call_guard(*given, sources, maker.ids(), signature.context)
-    confirmation = None
-    if (learning := signature.learning) is not None and learning.learned:
-        program.confirm = confirmation = Confirmation(learning, ending)
+    learning, confirmation = signature.learning, _confirmed(program, signature, ending)
     drawing = drawing_of(signature)
     if confirmation or (drawing and drawing.drawn.comparisons):
         family = family or Family()
@@ -277,11 +275,14 @@ def of_size(
     sized: SizedProgram | Training,
     sources: Sequence[int | Tensor],
     model_tensors: Set[int],
+    family: Family[Compiled] | None,
 ) -> Compiled:
     """The variant of a program or training that was made without a graph; ``sources`` are those of the
-    call's placeholders, and ``model_tensors`` has the ``id`` of each tensor of the model."""
+    call's placeholders, and ``model_tensors`` has the ``id`` of each tensor of the model. ``family`` is that of other
+    specialisations of the call."""
     signature = sized.signature
     guard = call_guard(call.leaves, call.spec, sources, model_tensors, signature.context)
+    confirmation = _confirmed(sized.program, signature)
     return Compiled(
         guard,
         sized.program,
@@ -292,9 +293,21 @@ def of_size(
         training=sized if isinstance(sized, Training) else None,
         carried=carried(maker.model, signature, call.leaves, call.spec),
         unwatched=frozenset(maker.kept),
+        learning=signature.learning,
+        confirmation=confirmation,
+        family=(family or Family()) if confirmation else None,
         resized=True,
         inference=signature.inference and isinstance(sized, SizedProgram),
     )
+
+
+def _confirmed(program: Program | Reference, signature: Signature, ending: Ending | None = None) -> Confirmation | None:
+    """The confirmation of the values that Python learned, which ``program`` calls from now on; None without such."""
+    if signature.learning is None or not signature.learning.learned:
+        return None
+    confirmation = Confirmation(signature.learning, ending)
+    program.confirm = confirmation
+    return confirmation
 
 
 def _trained(signature: Signature) -> tuple[Tensor, ...]:

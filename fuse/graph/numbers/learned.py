@@ -82,6 +82,14 @@ class Learning:
             if one.guard != "values" and (value := values[one.leaf]) is not None
         }
 
+    def is_of_sizes(self) -> bool:
+        """Whether calls of other sizes may have learned the same: only booleans and integers."""
+        return all(one.guard in ("truth", "number") and isinstance(one.expected, int) for one in self.learned)
+
+    def facts(self) -> tuple[tuple[object, ...], ...]:
+        """What calls that took the same way through ``forward`` have in common: lines, and values read there."""
+        return tuple((one.source, one.guard, one.leaf, one.index, one.expected) for one in self.learned)
+
     def fits(self, known: Mapping[int, object]) -> bool:
         """Whether no learned value differs from its value in ``known``."""
         return all(

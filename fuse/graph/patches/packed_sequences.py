@@ -125,13 +125,16 @@ def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[PackedR
     padded = sequence.transpose(0, 1) if batch_first else sequence
     if lengths.dim() != 1 or lengths.numel() != padded.shape[1] or not lengths.numel():
         raise CaptureError(f"lengths at {user_line()} are not one number for each sequence; it runs in eager mode")
-    falls = (lengths[1:] <= lengths[:-1]).all()
-    longest = int(lengths.max())
-    if not bool(falls & (lengths[-1] > 0)) or longest > padded.shape[0]:
-        raise CaptureError(
-            f"lengths at {user_line()} are not sorted, or not within the sequence; it runs in eager mode"
-        )
-    padded = padded[:longest]
+    accepted = (lengths[1:] <= lengths[:-1]).all() & (lengths[-1] > 0)
+    if bool(accepted & (lengths[0] == padded.shape[0])):  # no number is learned: the longest length is a size
+        longest = padded.shape[0]
+    else:
+        longest = int(lengths[0])
+        if not bool(accepted & (lengths[0] < padded.shape[0])):
+            raise CaptureError(
+                f"lengths at {user_line()} are not sorted, or not within the sequence; it runs in eager mode"
+            )
+        padded = padded[:longest]
     valid = torch.arange(longest)[:, None] < lengths
     sizes = BatchSizes(lengths, valid)
     return PackedRows(padded.masked_fill(~_over(valid, padded), 0)), sizes
@@ -140,8 +143,8 @@ def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[PackedR
 def _pad(rows: PackedRows, sizes: BatchSizes, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor]:
     """``torch._VF._pad_packed_sequence``."""
     padded = rows.padded.masked_fill(~_over(sizes.valid, rows.padded), value)
-    if total > len(padded):
-        padded = torch.cat([padded, padded.new_full((total - len(padded), *padded.shape[1:]), value)])
+    if total > padded.shape[0]:
+        padded = torch.cat([padded, padded.new_full((total - padded.shape[0], *padded.shape[1:]), value)])
     return padded.transpose(0, 1) if batch_first else padded, sizes.lengths.clone()
 
 

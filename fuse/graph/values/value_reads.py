@@ -35,6 +35,7 @@ from fuse.graph.numbers.read_numbers import is_number, node_of, read_number
 from fuse.graph.sources import user_line
 from fuse.graph.values.evaluating import Evaluation, Keys, Varying
 from fuse.graph.values.masked_elements import MaskSelections, selects_by_mask, takes_gradients
+from fuse.graph.values.told_values import told_values
 
 aten = torch.ops.aten
 
@@ -85,6 +86,7 @@ class Reader:
         self._evaluation = Evaluation(inputs.real_of.__getitem__, functional.draws)
         self._keys = Keys(functional.draws, inputs.real_of.__getitem__, inputs.fixed)
         self._varying = Varying(inputs.fixed)
+        self._told = told_values()
         self._read: list[str] = []  # the user's line of each read
         self._sized: list[tuple[Tensor, Tensor]] = []  # fake tensors, with their values in this call
         self._counted: set[int] = set()  # keys of masks whose number of chosen elements is known in this call
@@ -296,6 +298,8 @@ class Reader:
         the position of the tensor of each Number's node."""
         for leaf in leaves:
             self._chosen.learn(leaf)
+        if self._told is not None:
+            self._told.check()
         self._finished = True
         self._chosen.forget(lambda node: (node, "size") in self.facts or not self.varies(node))
         groups: dict[tuple[Guard, torch.dtype], list[_Fact]] = {}
@@ -361,15 +365,22 @@ class Reader:
 
     def _learn(self, node: Node, guard: Guard, of: Callable[[Tensor], Any]) -> Any:
         if (node, guard) not in self.facts:
-            with _disable_current_modes():
-                expected = of(self._value(node))
-            if not self.varies(node):
+            varies = self.varies(node)
+            if varies and self._told is not None:
+                expected = self._told.next(guard, user_line())
+            else:
+                with _disable_current_modes():
+                    expected = of(self._value(node))
+            if not varies:
                 return expected
             self.facts[node, guard] = _Fact(node, guard, expected, user_line())
         return self.facts[node, guard].expected
 
     def present(self, node: Node) -> Any:
-        """The number that ``node`` is in this call; it is not learned."""
+        """The number that ``node`` is in this call; it is not learned. One if learned values are told: there may be no
+        data, and what depends on this number is learned."""
+        if self._told is not None:
+            return torch.ones((), dtype=node.meta["val"].dtype).item()
         with _disable_current_modes():
             return self._value(node).item()
 

@@ -23,7 +23,7 @@ from torch.fx import Node, map_arg
 
 from fuse.kernel.arithmetic.dtypes import HALVES, register, supported
 from fuse.kernel.arithmetic.expressions import Expression, Parameter, converted, select
-from fuse.kernel.arithmetic.extents import is_one
+from fuse.kernel.arithmetic.extents import Extent, Real, is_one
 from fuse.kernel.values import Constant, Map, Value, expand, view
 
 Result = Value | tuple[Value | None, ...]
@@ -93,12 +93,17 @@ class Call:
         return value
 
 
+_ROUNDED_BY_C = torch.int64, torch.float32, torch.float64
+
+
 def rounded(number: Number, dtype: torch.dtype) -> Number:
     """``number`` rounded to ``dtype``.
 
     Raises:
         Unsupported: an integer that ``dtype`` cannot hold.
     """
+    if isinstance(number, (Extent, Real)) and (dtype in _ROUNDED_BY_C or (dtype is torch.int32 and number < 2**31)):
+        return number  # the kernel converts what it is given, like eager
     number = float(number) if isinstance(number, float) else int(number) if type(number) is not bool else number
     try:
         return torch.tensor(number, dtype=dtype).item()

@@ -24,6 +24,8 @@ Numbers = tuple[Any, ...]
 
 _OF_ANY_SIGN = frozenset({torch.ops.aten.constant_pad_nd.default, torch.ops.aten.slice.Tensor})
 """Operators whose numbers may be negative, zero or one in some calls, and larger in others."""
+_ALSO_SIZES = {torch.ops.aten.unfold.default: ("size", "step")}
+"""Arguments that may be sizes, although schemas do not let them be symbolic."""
 MOVED = 1 << 20
 """Offset of these numbers: numbers below two count as constants, so that these would in some calls."""
 
@@ -104,7 +106,8 @@ def _takes_sizes(op: torch._ops.OpOverload) -> dict[str, bool]:
     >>> _takes_sizes(torch.ops.aten.select.int)
     {'self': True, 'dim': False, 'index': True}
     """
-    return {argument.name: _innermost(argument.real_type) != "IntType" for argument in op._schema.arguments}
+    also = _ALSO_SIZES.get(op, ())
+    return {one.name: one.name in also or _innermost(one.real_type) != "IntType" for one in op._schema.arguments}
 
 
 def _innermost(kind: Any) -> str:

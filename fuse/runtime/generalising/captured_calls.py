@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from fuse.graph.numbers.learned import Learning
+from fuse.graph.signature import Signature
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.runtime.autograd.training_of_loss import TrainingOfLoss
@@ -33,8 +36,9 @@ class CapturedCall:
     def of(compiled: Compiled) -> CapturedCall | None:
         """The call that a variant was made for; None if the variant depends on more than sizes."""
         training, graph = compiled.training, compiled.graph
-        apart = (compiled.carried and compiled.carried.slots) or compiled.learning or compiled.drawing
-        if graph is None or apart or compiled.resized or not isinstance(compiled.program, Program):
+        of_values = compiled.learning is not None and not compiled.learning.is_of_sizes()
+        apart = (compiled.carried and compiled.carried.slots) or compiled.drawing or compiled.ending
+        if graph is None or apart or of_values or compiled.resized or not isinstance(compiled.program, Program):
             return None
         if training is not None and training.joint.own_gradients:  # Python code, whose uses of sizes are not recorded
             return None
@@ -43,6 +47,11 @@ class CapturedCall:
         if any(graph.meta.get("failed") for graph in graphs):
             return None
         return CapturedCall(graphs, compiled.guard.integers, of_loss)
+
+    @property
+    def learning(self) -> Learning | None:
+        """The values that the call read."""
+        return learning_of(self.graphs)
 
     def of_expected_loss(self) -> CapturedCall | None:
         """The call with the loss that is expected of its kind now, which its own backward pass may have shown; None if
@@ -94,3 +103,9 @@ def same_constants(one: GraphModule, other: GraphModule) -> bool:
     pairs = zip(one.meta["signature"].inputs, other.meta["signature"].inputs, strict=True)
     made = ((a.value, b.value) for a, b in pairs if a.value is not None and a.origin is None)
     return all(a is b or (b is not None and a.dtype == b.dtype and torch.equal(a, b)) for a, b in made)
+
+
+def learning_of(graphs: Sequence[GraphModule]) -> Learning | None:
+    """The values that a call with these graphs read."""
+    signature: Signature = graphs[0].meta["signature"]
+    return signature.learning

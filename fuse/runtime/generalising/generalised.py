@@ -28,7 +28,7 @@ Kernels are looked up or made as for a capture.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -38,6 +38,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fuse.graph.signature import InputSpec
+from fuse.graph.values.told_values import telling
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED, Conditions, plain, terms_of
 from fuse.kernel.arithmetic.polynomials import Terms, sum_of
 from fuse.kernel.sizes.region_text import MOVED, Numbers, is_moved
@@ -116,6 +117,12 @@ class Generalised:
     def checked(self) -> bool:
         """Whether there are enough members that some of them check the formulas of the others."""
         return len(self.members) >= FEWEST_OF_ONE_SIZE
+
+    @cached_property
+    def facts(self) -> Hashable:
+        """The values that its calls read."""
+        learning = self.members[-1].call.learning
+        return learning and learning.facts()
 
     @property
     def unknown(self) -> list[str]:
@@ -270,7 +277,9 @@ class Generalised:
             layouts = numbers[len(last.call.integers) : last.arguments]
             integers = numbers[: len(last.call.integers)]
             training = last.call.training is not None
-            counted, told = size_conditions(model, *given, _by_value(numbers), integers, conditions, training, layouts)
+            formulas = _by_value(numbers)
+            with telling(last.call.learning):
+                counted, told = size_conditions(model, *given, formulas, integers, conditions, training, layouts)
         except Exception:  # of the user's code, or a fault in fuse, which must not reach the user
             return None
         if self.own and not told:

@@ -9,7 +9,7 @@ x [1, 1, 64], 7    x [1, 1, 64], 8          one kind: an integer argument counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fuse.graph.numbers.learned import Learning
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.kernel.sizes.sized import is_outdated
 from fuse.runtime.autograd.training import SizedTraining, Training
 from fuse.runtime.autograd.training_of_loss import TrainingOfLoss
-from fuse.runtime.generalising.captured_calls import CapturedCall, CapturedGraphs
+from fuse.runtime.generalising.captured_calls import CapturedCall, CapturedGraphs, learning_of
 from fuse.runtime.generalising.generalised import Generalised, generalised
 from fuse.runtime.generalising.number_formulas import FEWEST_OF_ONE_SIZE
 from fuse.runtime.guards.call_guards import CallGuard, integers_of, sources_of, tensor_check
@@ -104,6 +105,11 @@ class KindOfCalls:
         known = (*(one.call for one in self._captured), *self._waiting)
         return known[-1].graphs if known else ()
 
+    def learning(self) -> Learning | None:
+        """The values that the last captured call read."""
+        graphs = self.graphs()
+        return learning_of(graphs) if graphs else None
+
     def holds(self) -> bool:
         """Whether the tensors that do not come with a call still have their dtypes, sizes and devices."""
         return self._check(*self._held.values())
@@ -112,9 +118,10 @@ class KindOfCalls:
         """Whether a call of another size may have a graph of others, or formulas that are not checked yet."""
         return bool(self._common or self._waiting or self._probable)
 
-    def between(self, given: Numbers, told: Told) -> Between | None:
+    def between(self, given: Numbers, told: Told, refuted: Collection[Learning] = ()) -> Between | None:
         """The generalised graph for a call with these integers and layouts (:func:`numbers_of`); ``within`` is False
-        if the sizes are out of range. ``told`` follows ``forward`` where sizes have no formula yet."""
+        if the sizes are out of range. ``told`` follows ``forward`` where sizes have no formula yet. The call does not
+        read the values of graphs with ``refuted`` ones."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
             waiting = [one for call in self._waiting if (one := call.of_expected_loss()) is not None]
             added = [text for call in waiting if (text := call.as_text()) is not None]
@@ -128,13 +135,18 @@ class KindOfCalls:
             untold = bool(self._captured) and self._captured[-1].text not in texts
             self._probable = generalised(groups[0], FEWEST_OF_ONE_SIZE - 1) if untold else None
         self._waiting.clear()
+        facts = [learning.facts() for learning in refuted]
         found = []
         for common in self._common:
+            if facts and common.facts in facts:
+                continue
             sizes = common.sizes(given)
             if sizes is not None and (common.met is None or common.met(*sizes)):
                 found.append(Between(self, common, sizes, common.covers(sizes)))
-        if not found and self._probable is not None and (sizes := self._probable.sizes(given)) is not None:
-            return Between(self, self._probable, sizes, False)
+        probable = self._probable
+        if not found and probable is not None and probable.facts not in facts:
+            sizes = probable.sizes(given)
+            return None if sizes is None else Between(self, probable, sizes, False)
         return max(found, key=lambda one: one.within, default=None)
 
     def _with_formulas(self, common: Generalised, told: Told) -> Generalised | None:
@@ -165,9 +177,10 @@ class KindOfCalls:
         """For each text, the captured calls that are compared, those with the text last; the last call's come first."""
         apart = self._unlike_sizes >= MOST_UNLIKE
 
-        def kind(one: CapturedGraphs) -> tuple[Numbers, frozenset[int]]:
-            training = one.call.training
-            return one.call.integers if apart else (), training.rewritten.missing if training else frozenset()
+        def kind(one: CapturedGraphs) -> Hashable:
+            training, learning = one.call.training, one.call.learning
+            missing = training.rewritten.missing if training else frozenset()
+            return one.call.integers if apart else (), missing, learning and learning.facts()
 
         for text, same in dict.fromkeys((one.text, kind(one)) for one in reversed(self._captured)):
             compared = (one for one in self._captured if kind(one) == same)

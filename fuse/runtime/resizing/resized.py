@@ -181,6 +181,7 @@ def _extra_of_signature(signature: Signature) -> Any:
         signature.mutations,
         signature.containers,
         signature.reassigned,
+        signature.learning and (signature.learning.leaves, signature.learning.facts()),
         signature.reshaped,
     )
     return repr(fixed), list(map(_numbers_of, signature.outputs))

@@ -1,9 +1,10 @@
-"""Replacements of ``range``, ``len``, ``enumerate``, ``zip`` and ``sum`` that count in symbolic sizes (extents).
+"""Replacements of ``range``, ``len``, ``enumerate``, ``zip``, ``sum`` and ``int`` that keep sizes symbolic (extents).
 
     for t in range(x.shape[0]):      t is 0, 1, 2, ... and in the last step n0 - 1
         out.append(cell(x[t]))
     if len(out) == 17:               len(out) is n0, the only size with the value of the list's length
         return out[0]
+    rows = int(x.shape[1])           rows is n1
 
 They are used while ``forward`` runs with symbolic sizes, because these functions count without reading a size. In all
 but the last step, a count is a plain number: code that depends on it changes the graph of every longer loop too. That
@@ -26,6 +27,7 @@ from fuse.runtime.size_uses.watched_integers import WatchedInteger, symbolic
 
 _LONG = (list, tuple, dict, set, deque)
 _range, _len, _enumerate, _zip, _sum = builtins.range, builtins.len, builtins.enumerate, builtins.zip, builtins.sum
+_int = builtins.int
 
 
 def counting(
@@ -147,6 +149,26 @@ class _SymbolicRange:
 
     def __contains__(self, number: object) -> bool:
         return any(one == number for one in self)
+
+
+class _AsInt(type):
+    """Metaclass of the replacement of ``int``: instances are Python's integers."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _int)
+
+    def __subclasscheck__(cls, of: type) -> bool:
+        return issubclass(of, _int)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_int, name)
+
+    def __call__(cls, *given: Any, **how: Any) -> Any:
+        return given[0] if _len(given) == 1 and _is_symbolic(given[0]) else _int(*given, **how)
+
+
+class Int(metaclass=_AsInt):
+    """Replacement of Python's ``int``, which leaves a symbolic size as it is."""
 
 
 def _own(steps: range | _SymbolicRange) -> range:

@@ -32,6 +32,7 @@ import torch
 
 from fuse.graph.patches.patched import patched
 from fuse.kernel.arithmetic.extents import pinned
+from fuse.runtime.size_uses.counting import Int
 
 _MATH = {
     name: getattr(math, name)
@@ -41,6 +42,9 @@ _BUILTIN = {name: getattr(builtins, name) for name in ("bin", "chr", "hex", "oct
 _READERS = frozenset({*_MATH.values(), *_BUILTIN.values()})
 _SIZE_GETTERS = frozenset({"is_same_size", "numel", "nelement", "size", "storage_offset", "stride", "untyped_storage"})
 """Functions that return sizes of tensors as plain numbers."""
+_INTEGERS = {"int": Int}
+_LAYERS = "torch.nn.modules."
+"""torch's own layers, of which some read a size as ``int(batch_sizes[0])``."""
 _NUMBER_IN_TEXT = re.compile(r"%[^%]*?[diouxXc]")
 _HOOKING = "_push_saved_tensors_default_hooks"
 
@@ -61,11 +65,18 @@ def recording_uses(
     plain number that was added up in a loop.
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
-    given: dict[int, tuple[dict[str, Any], list[str]]] = {}
+    given: dict[tuple[int, int], tuple[dict[str, Any], Mapping[str, Any]]] = {}
     if sys.getprofile() is not None:
         refuse("a Python profiler is active")
         yield
         return
+
+    def give(to: dict[str, Any], replacements: Mapping[str, Any]) -> None:
+        """Add replacements to the globals of the code that runs, once."""
+        if (key := (id(to), id(replacements))) not in given:
+            added = {name: one for name, one in replacements.items() if name not in to}
+            given[key] = to, added
+            to.update(added)
 
     def watch(frame: FrameType, event: str, called: Any) -> None:
         running.pop(frame, None)
@@ -75,18 +86,19 @@ def recording_uses(
             return
         if event == "c_call" and called.__name__ == _HOOKING:
             refuse("saved tensors have hooks")
-        module = frame.f_globals.get("__name__", "").partition(".")[0]
-        if module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__"):
+        name = frame.f_globals.get("__name__", "")
+        module = name.partition(".")[0]
+        known = module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__")
+        if event == "call" and _converts(frame.f_code) and (not known or name.startswith(_LAYERS)):
+            give(frame.f_globals, _INTEGERS)
+        if known:
             return
         if event == "return":
             for name in _added_up(frame.f_code):
                 if type(found := frame.f_locals.get(name)) is int:
                     count(found)
         elif event == "call":
-            if id(frame.f_globals) not in given:
-                added = [name for name in names if name not in frame.f_globals]
-                given[id(frame.f_globals)] = frame.f_globals, added
-                frame.f_globals.update({name: names[name] for name in added})
+            give(frame.f_globals, names)
             if _counts(frame.f_code) or _counts_on(frame):
                 refuse(f"{frame.f_code.co_name} counts")
             elif _formats_or_asks_types(frame.f_code) or (not watched and _looks_up_in_tables(frame)):
@@ -102,8 +114,8 @@ def recording_uses(
         sys.setprofile(None)
         running.clear()
         for of, added in given.values():
-            for name in added:
-                if of.get(name) is names[name]:
+            for name, one in added.items():
+                if of.get(name) is one:
                     del of[name]
 
 
@@ -152,6 +164,19 @@ def _counts(code: CodeType) -> bool:
         if (then.argrepr in ("+=", "-=") and (inside or lasting)) or (then.argrepr in ("+", "-") and inside and again):
             return True
     return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _converts(code: CodeType) -> bool:
+    """Whether code calls ``int``.
+
+    >>> _converts((lambda x: int(x.shape[0])).__code__), _converts((lambda x: isinstance(x, int)).__code__)
+    (True, False)
+    """
+    if "int" not in code.co_names:
+        return False
+    loads = (one.argrepr for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL" and one.argval == "int")
+    return any("NULL" in text for text in loads)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from fuse.errors import FaultWarning
 from fuse.graph.fakes.fake_operators import unlogged
 from fuse.graph.garbage_collection import collect_new, without_garbage_collection
+from fuse.graph.values.told_values import telling
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.loops.rolling import LEAST_STEPS
@@ -207,12 +208,13 @@ def captured_without_data(
 ) -> CapturedCall | None:
     """Capture a made-up call; None if it differs from its kind in more than sizes. ``each`` is called with every
     rewritten graph."""
-    graph, training = graphs_of(maker, call, each)
+    with telling(kind.learning()):
+        graph, training = graphs_of(maker, call, each)
     if training.joint.own_gradients if training else maker.needs_gradients(call.leaves):
         return None
     signature = graph.meta["signature"]
     guard = call_guard(call.leaves, call.spec, kind.sources, maker.ids(), signature.context)
-    if signature.mutated or signature.learning or signature.drawn or not kind.guard.differs_in_sizes(guard):
+    if signature.mutated or signature.drawn or not kind.guard.differs_in_sizes(guard):
         return None
     of_loss = TrainingOfLoss.of(training) if training else None
     graphs = of_loss.graphs() if of_loss else (graph,)
