@@ -336,9 +336,9 @@ def test_group_norms_of_steps_are_differentiated_rolled(affine: bool, special: f
         xs[2, 1] = special
         report = check(GroupNormed(affine).double(), (xs.double().requires_grad_(),), train=True)
         assert report.passed, report
-        assert check(GroupNormed(affine), (xs.requires_grad_(),), train=True).passed
         launches.append(report.launches_after)
     assert launches[0] == launches[1] <= 8
+    assert check(GroupNormed(affine), (xs[:STEPS].requires_grad_(),), train=True).passed
 
 
 def test_group_norms_in_half_precision_are_left_to_the_library() -> None:
@@ -393,7 +393,7 @@ def test_losses_of_steps_are_differentiated_rolled(name: str) -> None:
 
 def launches_grow_not(run: Callable[..., Tensor]) -> None:
     model, launches = Model(run), []
-    for steps in (STEPS, 2 * STEPS):
+    for steps in (2 * STEPS, STEPS):
         args = torch.randn(steps, BATCH, WIDTH), torch.randint(WIDTH, (steps, 2, BATCH))
         report = fuse.show(model, args, train=True)
         assert report.backward is not None
