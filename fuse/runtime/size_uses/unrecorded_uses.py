@@ -23,6 +23,7 @@ import itertools
 import math
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
@@ -66,6 +67,7 @@ def recording_uses(
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[tuple[int, int], tuple[dict[str, Any], Mapping[str, Any]]] = {}
+    alone = threading.active_count() == 1  # C code of other threads may take int as a dtype, and refuses a replacement
     if sys.getprofile() is not None:
         refuse("a Python profiler is active")
         yield
@@ -89,7 +91,8 @@ def recording_uses(
         name = frame.f_globals.get("__name__", "")
         module = name.partition(".")[0]
         known = module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__")
-        if event == "call" and _converts(frame.f_code) and (not known or name.startswith(_LAYERS)):
+        converts = event == "call" and alone and _converts(frame.f_code)
+        if converts and (not known or name.startswith(_LAYERS)):
             give(frame.f_globals, _INTEGERS)
         if known:
             return
