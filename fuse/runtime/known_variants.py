@@ -63,6 +63,7 @@ class KnownVariants:
         self.in_vain = InVain()
         self.new_sizes = NewSizes(maker, dynamic_shapes)
         self._kinds = KindsOfCalls()
+        self._variable = 0
         self._generalises = dynamic_shapes is not None and not maker.frozen
 
     # ---- finding -----------------------------------------------------------------------------------------------------
@@ -227,6 +228,9 @@ class KnownVariants:
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
     def _remember(self, compiled: Compiled) -> ModelState:
+        if len(self.maker.variable) > self._variable:  # earlier variants have them as constants
+            self._variable = len(self.maker.variable)
+            self.states = ()
         state = current(self.states, compiled)
         if state is None:
             state = ModelState(StateGuard(self.maker.model, not self.maker.frozen, compiled.unwatched))

@@ -89,6 +89,7 @@ class Maker:
         passes: names of the passes; None for the default.
         fuel: number of rewrites to apply; None for all.
         lock: held while the model is captured.
+        variable: tensors of a frozen model that calls write, by their ``id``; they are no constants.
         kept: attributes that calls assigned so far.
         converts: whether integers that ``int`` made of tensors differed between calls.
         changing: guards of calls that changed something outside of their results, once.
@@ -104,6 +105,7 @@ class Maker:
     passes: Sequence[str] | None
     fuel: int | None
     lock: ForkedLock
+    variable: dict[int, Tensor] = field(default_factory=dict)
     kept: tuple[Attribute, ...] = ()
     converts: bool = False
     changing: tuple[CallGuard, ...] = ()
@@ -368,7 +370,7 @@ def _may_shorten(maker: Maker) -> bool:
 
 def _prepared(maker: Maker, graph: GraphModule) -> GraphModule:
     if maker.frozen:
-        freeze(graph, maker.model)
+        freeze(graph, maker.model, maker.variable)
     _rewrite(maker, graph)
     return graph
 

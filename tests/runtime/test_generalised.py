@@ -51,12 +51,20 @@ def positions(m: Model, x: Tensor) -> Tensor:
 
 
 MODE = "sine"
+NAMES = {"factor": "half"}
 
 
 def by_mode(m: Model, x: Tensor) -> Tensor:
     """A text that is only compared is no table that a size picks from."""
     y = m.first(x)[: x.shape[0] - 1]
     return torch.sin(y) if MODE == "sine" else torch.cos(y)
+
+
+def by_keys(m: Model, x: Tensor) -> Tensor:
+    """A text that picks from dictionaries is no size, and a constant in a list no step that is counted."""
+    for key, name in NAMES.items():
+        x = x * {"half": 0.5}[NAMES[key]] if name[0] == "h" else x
+    return m.first(x).view(*x.shape[:-1], -1, 2)
 
 
 def count_too(m: Model, x: Tensor) -> tuple[Tensor, int]:
@@ -459,7 +467,8 @@ def as_list(result: Any) -> list[Any]:
 
 
 SERVED = [
-    loop, plain, attention, positions, count_too, reshaped, reversed_loop, one_number, by_length, by_mode, filled
+    loop, plain, attention, positions, by_keys, count_too, reshaped, reversed_loop, one_number, by_length, by_mode,
+    filled,
 ]  # fmt: skip
 OTHERS = [
     branch, windows, mean_by_hand, several, coincidence, counter, slices, halves, odd, every_seventh, one_length,

@@ -304,6 +304,30 @@ def test_inference_mode_and_threads() -> None:
     assert not said  # no call ran eager because another thread made the program for its value first
 
 
+class WritesSometimes(nn.Module):
+    """A buffer that only calls with a set flag write."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+        if flag.all():
+            self.count += 1
+        return x * self.count
+
+
+def test_a_buffer_that_some_calls_write_is_not_frozen_in_others() -> None:
+    model, x = WritesSometimes(), torch.ones(3)
+    fused = fuse.compile(model, freeze=True)
+    with torch.no_grad():
+        for flag, count in ((False, 0), (True, 1), (False, 1), (True, 2), (False, 2)):
+            assert fused(x, torch.tensor([flag])).tolist() == [count] * 3
+            assert not fused.last_run.fallbacks
+
+
 def test_frozen_weights_and_reads() -> None:
     model = Block(KINDS["nested"].read, depth=1).eval()
     fused, x = fuse.compile(model, freeze=True), torch.randn(4, WIDTH)

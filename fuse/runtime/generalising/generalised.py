@@ -57,7 +57,7 @@ from fuse.runtime.resizing.sized_programs import SizedPrograms
 from fuse.runtime.size_uses.derived_sizes import Equation, in_given_sizes
 from fuse.runtime.size_uses.forward_numbers import UNKNOWN, agreements, equal_numbers, equations_with, expressions_of
 from fuse.runtime.size_uses.probing_sizes import arguments_at, probe_sizes
-from fuse.runtime.size_uses.size_reads import size_conditions
+from fuse.runtime.size_uses.size_reads import NeedsWatching, size_conditions
 
 FEWEST_RUNS = 2
 """Fewest runs of ``forward`` with symbolic sizes: at one choice of sizes, two numbers may be equal by chance."""
@@ -96,6 +96,7 @@ class Generalised:
         programs: programs for its sizes without a graph.
         followed: what ``forward`` compares and computes; None before it was run.
         met: whether comparisons have the same outcomes at other sizes, and equal numbers are equal; None before.
+        watched: whether sizes are watched while ``forward`` runs with them, because it may look them up in tables.
         _origins: those of the placeholders' tensors, once they are known.
     """
 
@@ -111,6 +112,7 @@ class Generalised:
     programs: SizedPrograms
     followed: Followed | None = None
     met: Callable[..., bool] | None = None
+    watched: bool = False
     _origins: tuple[int | Tensor, ...] | None = None
 
     @property
@@ -269,19 +271,29 @@ class Generalised:
     def _run(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
     ) -> Followed | None:
-        """One run of ``forward`` at these sizes; None if it fails."""
+        """One run of ``forward`` at these sizes, with watched sizes if need be; None if it fails."""
         try:
-            given = arguments_at(args, kwargs, self._evaluate_arguments(*sizes))
-            conditions, numbers = self._lifted(sizes)
-            last = self.members[-1]
-            layouts = numbers[len(last.call.integers) : last.arguments]
-            integers = numbers[: len(last.call.integers)]
-            training = last.call.training is not None
-            formulas = _by_value(numbers)
-            with telling(last.call.learning):
-                counted, told = size_conditions(model, *given, formulas, integers, conditions, training, layouts)
+            return self._run_once(model, args, kwargs, sizes)
+        except NeedsWatching:
+            self.watched = True
+            return self._run(model, args, kwargs, sizes)
         except Exception:  # of the user's code, or a fault in fuse, which must not reach the user
             return None
+
+    def _run_once(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
+    ) -> Followed | None:
+        given = arguments_at(args, kwargs, self._evaluate_arguments(*sizes))
+        conditions, numbers = self._lifted(sizes)
+        last = self.members[-1]
+        layouts = numbers[len(last.call.integers) : last.arguments]
+        integers = numbers[: len(last.call.integers)]
+        training = last.call.training is not None
+        formulas = _by_value(numbers)
+        with telling(last.call.learning):
+            counted, told = size_conditions(
+                model, *given, formulas, integers, conditions, training, layouts, self.watched
+            )
         if self.own and not told:
             return None
         noted = {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}

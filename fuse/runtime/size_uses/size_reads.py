@@ -50,6 +50,10 @@ class Unfollowed(Exception):
     """Sizes were used in a way that cannot be recorded."""
 
 
+class NeedsWatching(Unfollowed):
+    """Sizes may have been looked up in tables, which is recorded only where they are watched."""
+
+
 Formulas = Mapping[int, Any]
 """By the value of a size in the current call: an extent if it has a formula, or a number if it is constant."""
 
@@ -63,6 +67,7 @@ def size_conditions(
     conditions: Conditions,
     gradients: bool,
     layouts: Sequence[Any] = (),
+    watched: bool = False,
 ) -> tuple[tuple[int, ...], bool]:
     """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
 
@@ -74,11 +79,14 @@ def size_conditions(
     ``conditions`` have all numbers that it computes: no size that it read was told by its value, and none that an
     operator was told may be another one.
 
+    Sizes are watched as well if ``watched``.
+
     Raises:
+        NeedsWatching: sizes were not watched, and may have been looked up in a table.
         Unfollowed: a size without a formula was compared, or a use cannot be recorded.
         CaptureError: the call cannot be captured.
     """
-    following = _Following(formulas, integers, conditions)
+    following = _Following(formulas, integers, conditions, watched)
     if conditions.computed is not None:
         following.give((args, kwargs), layouts)
 
@@ -95,9 +103,9 @@ def size_conditions(
 class _Following:
     """Source of the sizes that fake tensors return in one thread: symbolic in user code, plain in operators."""
 
-    def __init__(self, formulas: Formulas, integers: Sequence[Any], conditions: Conditions) -> None:
+    def __init__(self, formulas: Formulas, integers: Sequence[Any], conditions: Conditions, watches: bool) -> None:
         self._formulas = formulas
-        self.watches = any(isinstance(one, Extent) for one in integers) or conditions.computed is not None
+        self.watches = watches or any(isinstance(one, Extent) for one in integers) or conditions.computed is not None
         self._integers = iter(integers)
         self._running: dict[FrameType, Any] = {}  # the function of C that each frame calls now
         self._conditions = conditions
@@ -107,6 +115,7 @@ class _Following:
         self._thread = threading.get_ident()
         self._plain = 1
         self._refused: list[str] = []
+        self._looks_up = False
         self.told = True
         self.counted: dict[int, None] = {}
 
@@ -194,10 +203,15 @@ class _Following:
         if not self._plain and threading.get_ident() == self._thread:
             self.counted[number] = None
 
+    def _note_look_up(self) -> None:
+        self._looks_up = True
+
     def check(self) -> None:
         """Raise ``Unfollowed`` if a use of a size was not recorded."""
         if self._refused:
             raise Unfollowed(self._refused[0])
+        if self._looks_up:
+            raise NeedsWatching
         if sum(UNKNOWN in text for text in self._conditions.noted) > len(
             self._unknown
         ):  # one condition each is expected
@@ -212,7 +226,9 @@ class _Following:
         with patched(FakeTensor, _answers(self.sizes, self.number)), indexing, chunking:
             self._plain -= 1
             try:
-                with recording_uses(self._refused.append, names, self._running, self.watches, self.count):
+                with recording_uses(
+                    self._refused.append, names, self._running, self.watches, self._note_look_up, self.count
+                ):
                     yield
             finally:
                 self._plain += 1

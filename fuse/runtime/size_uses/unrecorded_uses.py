@@ -4,7 +4,8 @@
     from math import log2            a function under its own name cannot be replaced: refused
     for step in x: steps += 1        counts steps without reading a size: refused
     for step in x: place += hop      counts if hop is a plain number: place is noted
-    self.factors[x.shape[0]]         indexing of lists (of numbers or functions), strings, arrays reads it: refused
+    self.factors[x.shape[0]]         indexing of lists (of numbers or functions), strings, arrays reads it: such code
+                                     runs again with watched sizes, which record that
     "bias_%d" % x.shape[0]           formatting by an operator reads the number: refused
     type(x.shape[0]) is int          is false for a symbolic size: refused
     torch.numel(x)                   returns a plain number: refused
@@ -56,14 +57,16 @@ def recording_uses(
     counting: Mapping[str, Any],
     running: dict[FrameType, Any],
     watched: bool,
+    unwatched: Callable[[], None],
     count: Callable[[int], None],
 ) -> Iterator[None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
     ``counting`` are replacements of Python's counting functions, by name. They are added to the globals of the code
     that runs, so that other code of the process keeps Python's. ``running`` gets the function of C that each frame
-    calls now. Where sizes are ``watched`` integers, these record look-ups in tables by themselves. ``count`` notes a
-    plain number that was added up in a loop.
+    calls now. Where sizes are ``watched`` integers, these record look-ups in tables by themselves; otherwise
+    ``unwatched`` is called for code that may look a size up. ``count`` notes a plain number that was added up in a
+    loop.
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[tuple[int, int], tuple[dict[str, Any], Mapping[str, Any]]] = {}
@@ -104,8 +107,10 @@ def recording_uses(
             give(frame.f_globals, names)
             if _counts(frame.f_code) or _counts_on(frame):
                 refuse(f"{frame.f_code.co_name} counts")
-            elif _formats_or_asks_types(frame.f_code) or (not watched and _looks_up_in_tables(frame)):
+            elif _formats_or_asks_types(frame.f_code):
                 refuse(f"{frame.f_code.co_name} reads sizes as plain numbers")
+            elif not watched and _looks_up_in_tables(frame):
+                unwatched()
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{frame.f_code.co_name} calls {called.__name__}")
 
@@ -149,15 +154,15 @@ def _counts(code: CodeType) -> bool:
     ...     for y in x:
     ...         y = y * 2
     ...     return y + n
-    >>> _counts(steps.__code__), _counts(last.__code__)
-    (True, False)
+    >>> _counts(steps.__code__), _counts(last.__code__), _counts((lambda sizes: (*sizes, -1)).__code__)
+    (True, False, False)
     """
     found, is_inside = _instructions(code)
     for place, one in enumerate(found[:-1]):
         if not one.opname.startswith("LOAD_") or type(one.argval) is not int or "CONST" not in one.opname:
             continue
         then, stored = found[place + 1], found[place + 2] if place + 2 < len(found) else None
-        if then.opname in ("YIELD_VALUE", "LIST_APPEND"):
+        if then.opname == "YIELD_VALUE" or (then.opname == "LIST_APPEND" and then.arg != 1):  # no ``[*sizes, 1]``
             return True
         if then.opname != "BINARY_OP" or stored is None:
             continue
