@@ -134,7 +134,6 @@ class Engine:
                 return self._served(declined, (), args, kwargs)
             kind, way = known.kind_of(call, held), known.new_sizes.way(call, next(iter(held), None))
             between, apart = known.between(call, kind), self._settled()
-            started = time.perf_counter()
             seconds = known.new_sizes.too_early(call, way, between)
             if seconds is None and between is not None and not between.within:
                 with self._lock:
@@ -151,13 +150,8 @@ class Engine:
                 way = known.new_sizes.way(call, known.held())
                 return self._not_yet(call, way, between, known.new_sizes.waits(call, way))
             if found[0].family is None or found[0].resized:
-                of_family = found[0].family is not None
-                result = self._specialised(found, call) if of_family else self._served(*found, args, kwargs)
-                if is_new and found[0].is_sized():  # compared with an eager call, and so with the run
-                    with self._lock:
-                        seconds = time.perf_counter() - started
-                        known.new_sizes.captured(call, seconds, True, True, found[0].training)
-                return result
+                is_alone = found[0].family is None
+                return self._served(*found, args, kwargs) if is_alone else self._specialised(found, call)
             try:
                 if is_new:
                     return self._new(found[0], call)

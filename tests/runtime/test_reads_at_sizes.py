@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fuse
+from fuse.errors import CaptureError
+from fuse.graph.numbers.learned import Learned, Learning
+from fuse.graph.values.told_values import telling, told_values
 from fuse.runtime.sizes import patience
 from tests.runtime.test_reaching import captures
 
@@ -166,6 +169,19 @@ def test_a_size_whose_values_no_graph_has_waits_for_its_capture(monkeypatch: pyt
     assert "a value that forward reads" in fused.last_run.fallbacks[0].reason
     call(model, double, fused, mask_of(LENGTHS[-1]), False)
     assert not fused.last_run.fallbacks
+
+
+def test_other_models_are_not_told_what_a_model_read() -> None:
+    """Patterns are recorded while a made-up call is."""
+    model, read = Reads(), Learned("model.py:3", "truth", 0, None, True)
+    with telling(model, Learning(1, (read,), ())):
+        assert told_values(Reads()) is None
+        told = told_values(model)
+        assert told is not None
+        assert told.next("truth", "model.py:3") is True
+        with pytest.raises(CaptureError, match=r"at model\.py:5"):
+            told.next("truth", "model.py:5")
+    assert told_values(model) is None
 
 
 class Converts(Reads):

@@ -128,6 +128,16 @@ class OtherDimension(nn.Module):
         return parts.flip(dim), parts.gather(dim, first)
 
 
+class Masked(nn.Module):
+    """A mask that is looked up by two tensors of positions, and positions that are compared with a size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, batch, _ = x.shape
+        mask, at = x[..., 0].t() > 0, torch.arange(steps)
+        seen = mask[torch.arange(batch)[:, None], at[None]] & (at != steps - 1)
+        return torch.where(seen.t()[..., None], x, -1.0)
+
+
 pytestmark = pytest.mark.usefixtures("captured_at_once")
 
 MODELS: list[Callable[[], nn.Module]] = [
@@ -141,6 +151,7 @@ MODELS: list[Callable[[], nn.Module]] = [
     Recurrent,
     NormedRecurrent,
     OtherDimension,
+    Masked,
 ]
 
 
@@ -175,7 +186,7 @@ def test_results_are_right_at_every_size(make: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [Plain, Attention, Convolution, Recurrent, NormedRecurrent], ids=lambda make: make.__name__
+    "make", [Plain, Attention, Convolution, Recurrent, NormedRecurrent, Masked], ids=lambda make: make.__name__
 )
 def test_the_compiler_runs_for_few_of_many_sizes(
     make: Callable[[], nn.Module], compiled_sources: list[str], empty_cache: Path

@@ -76,6 +76,7 @@ from fuse.graph.values.chosen_by_draws import ChoicesByDraws, Chooses, raise_if_
 from fuse.graph.values.evaluating import NoData
 from fuse.graph.values.positions import Positions
 from fuse.graph.values.read_methods import reads_followed
+from fuse.graph.values.told_values import told_values
 from fuse.graph.values.value_reads import READS, Reader
 from fuse.graph.values.whole_numbers import converted
 
@@ -111,7 +112,8 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.unfollowed = ""  # why a tensor that got other memory is not followed
         self.packs = False  # whether the call has a packed sequence
         self.inputs = RecordedInputs(self.graph, self.functional, fake_mode, names_of_state(model, plan.attributes))
-        self.reader = Reader(self.functional, fake_mode, self.inputs, plan.plain_reads, self.dispatches)
+        told = told_values(model)
+        self.reader = Reader(self.functional, fake_mode, self.inputs, plan.plain_reads, self.dispatches, told)
         self.positions = Positions(self.reader)
         self.drawn = DrawRecord(self.reader, self.inputs.drawn, plan.plain_reads, self.inputs.choices)
         self.choices = ChoicesByDraws(self.drawn, self.dispatches, self.positions.copied)

@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+from torch import nn
+
 from fuse.errors import CaptureError
 from fuse.graph.numbers.learned import Guard, Learned, Learning
 
@@ -45,20 +47,20 @@ class ToldValues:
             raise CaptureError(f"forward does not read the value at {left[-1].source}, as earlier calls did")
 
 
-_TOLD: ContextVar[tuple[Learned, ...] | None] = ContextVar("_TOLD", default=None)
+_TOLD: ContextVar[tuple[nn.Module, tuple[Learned, ...]] | None] = ContextVar("_TOLD", default=None)
 
 
 @contextlib.contextmanager
-def telling(learning: Learning | None) -> Iterator[None]:
-    """A context in which recordings are told the values that a captured call read; none if it read none."""
-    token = _TOLD.set(learning.learned if learning is not None else None)
+def telling(model: nn.Module, learning: Learning | None) -> Iterator[None]:
+    """A context in which recordings of a model are told the values that a captured call read; none if it read none."""
+    token = _TOLD.set((model, learning.learned) if learning is not None else None)
     try:
         yield
     finally:
         _TOLD.reset(token)
 
 
-def told_values() -> ToldValues | None:
-    """The values for a recording that begins; None if it computes them."""
-    learned = _TOLD.get()
-    return None if learned is None else ToldValues(learned)
+def told_values(model: nn.Module) -> ToldValues | None:
+    """The values for a recording of a model that begins; None if it computes them, as those of patterns do."""
+    told = _TOLD.get()
+    return ToldValues(told[1]) if told is not None and told[0] is model else None

@@ -35,7 +35,7 @@ from fuse.graph.numbers.read_numbers import is_number, node_of, read_number
 from fuse.graph.sources import user_line
 from fuse.graph.values.evaluating import Evaluation, Keys, Varying
 from fuse.graph.values.masked_elements import MaskSelections, selects_by_mask, takes_gradients
-from fuse.graph.values.told_values import told_values
+from fuse.graph.values.told_values import ToldValues
 
 aten = torch.ops.aten
 
@@ -62,7 +62,7 @@ class Reader:
 
     ``plain``: numbers are learned as soon as they are read. A size is learned if autograd follows the operator that
     gives it, because the gradient reads it. A value that depends on no input is the same in each call, and is not
-    learned.
+    learned. Values are ``told``, if they are not computed.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Reader:
         inputs: RecordedInputs,
         plain: bool,
         dispatches: list[Any],
+        told: ToldValues | None,
     ) -> None:
         self.functional = functional
         self.fake_mode = fake_mode
@@ -86,7 +87,7 @@ class Reader:
         self._evaluation = Evaluation(inputs.real_of.__getitem__, functional.draws)
         self._keys = Keys(functional.draws, inputs.real_of.__getitem__, inputs.fixed)
         self._varying = Varying(inputs.fixed)
-        self._told = told_values()
+        self._told = told
         self._read: list[str] = []  # the user's line of each read
         self._sized: list[tuple[Tensor, Tensor]] = []  # fake tensors, with their values in this call
         self._counted: set[int] = set()  # keys of masks whose number of chosen elements is known in this call

@@ -17,7 +17,6 @@ import torch
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.arithmetic.dtypes import HALVES
 from fuse.kernel.arithmetic.expressions import Expression, either, fn
-from fuse.kernel.arithmetic.extents import pinned
 from fuse.kernel.arithmetic.index import Index, Stride
 from fuse.kernel.recipes.reductions import SUM_DTYPE, total
 from fuse.kernel.recipes.registry import Call, Unsupported, apply, choice, convert, recipe
@@ -96,14 +95,14 @@ def together(
     A joint position is the offset in memory of the positions in ``dims``. It is out of range if one of them is.
     """
     all_strides = strides_of(table)
-    extents, strides = [pinned(table.shape[d]) for d in dims], [all_strides[d] for d in dims]
-    if not all(isinstance(stride, int) for stride in strides):
+    extents, strides = [table.shape[d] for d in dims], [all_strides[d] for d in dims]
+    steps = [stride for stride in strides if isinstance(stride, int)]
+    if len(steps) < len(strides):
         raise Unsupported("several tensors index a tensor whose strides are known only during the call")
-    steps = [pinned(stride) for stride in strides if isinstance(stride, int)]
     end = 1 + sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
 
-    def joint(*parts: Expression) -> Expression:
-        known = zip(parts, extents, steps, strict=True)
+    def joint(end: Expression, *given: Expression) -> Expression:
+        known = zip(given[::3], given[1::3], given[2::3], strict=True)
         ahead = [(fn.select(part < 0, part + extent, part), extent, step) for part, extent, step in known]
         outside = reduce(either, (either(at < 0, at >= extent) for at, extent, _ in ahead))
         return fn.select(outside, end, reduce(operator.add, (at * step for at, _, step in ahead)))
@@ -119,7 +118,8 @@ def together(
         if isinstance(table, Constant)
         else Input(wide, table.dtype, table.position, tuple(s for _, s in whole))
     )
-    return joined, apply(joint, positions, torch.int64, shape)
+    given = [one for three in zip(positions, extents, steps, strict=True) for one in three]
+    return joined, apply(joint, [end, *given], torch.int64, shape)
 
 
 def strides_of(table: Input | Constant) -> tuple[Stride, ...]:

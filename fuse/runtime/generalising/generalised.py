@@ -290,7 +290,7 @@ class Generalised:
         integers = numbers[: len(last.call.integers)]
         training = last.call.training is not None
         formulas = _by_value(numbers)
-        with telling(last.call.learning):
+        with telling(model, last.call.learning):
             counted, told = size_conditions(
                 model, *given, formulas, integers, conditions, training, layouts, self.watched
             )

@@ -164,6 +164,10 @@ class NewSizes:
         if training is not None:
             self._trained.append(_Trained(ref(training), kind, call.key, seconds, resized))
 
+    def made_up(self, call: ModelCall, seconds: float) -> None:
+        """Note that a made-up call was captured, which extends the range of its kind."""
+        self._patience.made_up(self._kind(call, False), seconds)
+
     def _count_backward(self) -> None:
         """Add the seconds of backward programs that were made after their calls to the price of these."""
         for one in tuple(self._trained):

@@ -65,6 +65,7 @@ class Patience:
     """
 
     _captured: dict[Hashable, dict[Hashable, float]] = field(default_factory=dict)
+    _made_up: dict[Hashable, float] = field(default_factory=dict)
     _resized: dict[Hashable, dict[Hashable, float]] = field(default_factory=dict)
     _eager: dict[Hashable, float] = field(default_factory=dict)
     _least: dict[Hashable, float] = field(default_factory=dict)  # that an eager call of each kind took
@@ -78,6 +79,11 @@ class Patience:
         known[size] = seconds
         _shorten(known, LARGEST_CAPTURED)
 
+    def made_up(self, kind: Hashable, seconds: float) -> None:
+        """A made-up call of this kind was captured; it is none of the first sizes."""
+        self._made_up[kind] = self._made_up.pop(kind, 0.0) + seconds
+        _shorten(self._made_up, LARGEST_CAPTURED)
+
     def sizes(self, kind: Hashable) -> Iterable[Any]:
         """The captured sizes of this kind, if no further one is captured at once; else none."""
         known = self._captured.get(kind, {})
@@ -85,7 +91,7 @@ class Patience:
 
     def spent(self, kind: Hashable) -> float:
         """The seconds that captures of this kind took."""
-        return sum(self._captured.get(kind, {}).values())
+        return sum(self._captured.get(kind, {}).values()) + self._made_up.get(kind, 0.0)
 
     def resized(self, kind: Hashable) -> int:
         """How many sizes of this kind got the graph of others."""

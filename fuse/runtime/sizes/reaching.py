@@ -165,7 +165,7 @@ def _take(maker: Maker, new_sizes: NewSizes, further: ModelCall, kind: KindOfCal
     with unlogged(), new_sizes.lowering(further):
         captured = made_up(maker, further, kind)
     if captured is not None and kind.takes(captured, given, told):
-        new_sizes.captured(further, time.perf_counter() - started, False)
+        new_sizes.made_up(further, time.perf_counter() - started)
     else:
         kind.reaches -= MOST_REACHED // 6 - 1
         kind.useless.add(further.key)
@@ -208,7 +208,7 @@ def captured_without_data(
 ) -> CapturedCall | None:
     """Capture a made-up call; None if it differs from its kind in more than sizes. ``each`` is called with every
     rewritten graph."""
-    with telling(kind.learning()):
+    with telling(maker.model, kind.learning()):
         graph, training = graphs_of(maker, call, each)
     if training.joint.own_gradients if training else maker.needs_gradients(call.leaves):
         return None
