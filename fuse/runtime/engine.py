@@ -134,6 +134,7 @@ class Engine:
                 return self._served(declined, (), args, kwargs)
             kind, way = known.kind_of(call, held), known.new_sizes.way(call, next(iter(held), None))
             between, apart = known.between(call, kind), self._settled()
+            started = time.perf_counter()
             seconds = known.new_sizes.too_early(call, way, between)
             if seconds is None and between is not None and not between.within:
                 with self._lock:
@@ -150,8 +151,14 @@ class Engine:
                 way = known.new_sizes.way(call, known.held())
                 return self._not_yet(call, way, between, known.new_sizes.waits(call, way))
             if found[0].family is None or found[0].resized:
-                is_alone = found[0].family is None
-                return self._served(*found, args, kwargs) if is_alone else self._specialised(found, call)
+                making, is_alone = time.perf_counter() - started, found[0].family is None
+                result = self._served(*found, args, kwargs) if is_alone else self._specialised(found, call)
+                if is_new and found[0].is_sized():
+                    # The first run prepares the program, in about the time that making took. The rest is the call's.
+                    with self._lock:
+                        price = making + min(time.perf_counter() - started - making, making)
+                        known.new_sizes.captured(call, price, True, True, found[0].training)
+                return result
             try:
                 if is_new:
                     return self._new(found[0], call)

@@ -50,10 +50,6 @@ LARGEST_CONTEXTS = 8
 """Variants of one call for other values of context variables, such as settings that a server has for each request;
 further such calls run eager, for the same reason."""
 
-WORTH = 2.0
-"""Seconds of an eager call in which a program without a graph is made at once, in those that it takes to make: then a
-new size takes at most one and a half times as long as eager, where its program is no faster."""
-
 Found = tuple[Compiled, tuple[Any, ...]]
 """A variant, and the tensors of a call that it is given."""
 
@@ -190,9 +186,8 @@ class KnownVariants:
                 compile_other_sides(self.maker, self.new_sizes, call, varying)
         if between is not None and sized is None:
             learn(self.new_sizes, call, between, compiled)
-        if compiled.program is not None:
-            price = seconds if sized is None else WORTH * seconds
-            self.new_sizes.captured(call, price, compiled.resized, sized is not None, compiled.training)
+        if compiled.program is not None and sized is None:
+            self.new_sizes.captured(call, seconds, compiled.resized, training=compiled.training)
         self.in_vain.made(self.of_sizes(call), compiled)
         if not (compiled.once or (compiled.program is None and self.in_vain.failed(self.kind(call), compiled))):
             state = self._remember(compiled)
