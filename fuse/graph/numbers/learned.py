@@ -128,6 +128,28 @@ class Learning:
         return None
 
 
+def contradict(one: Learning | None, other: Learning | None) -> bool:
+    """Whether two calls took other ways because one line read another value; not if they read at other lines, for
+    which there is another reason.
+
+    >>> def of(*truths):
+    ...     lines = enumerate(truths)
+    ...     return Learning(1, tuple(Learned(f"model.py:{n}", "truth", 0, n, truth) for n, truth in lines), ())
+    >>> contradict(of(True), of(False)), contradict(of(True, False), of(True, True))
+    (True, True)
+    >>> contradict(of(True), of(True, True)), contradict(None, of(True))
+    (False, False)
+    """
+    if one is None or other is None:
+        return False
+    for guard in ("truth", "number"):
+        reads = ([(a.source, a.expected) for a in learning.learned if a.guard == guard] for learning in (one, other))
+        first = next((pair for pair in zip(*reads, strict=False) if pair[0] != pair[1]), None)
+        if first is not None and first[0][0] == first[1][0]:
+            return True
+    return False
+
+
 @dataclass(frozen=True)
 class Truths:
     """Booleans read one after another at one line: indices ``first`` to ``last`` (excluded) of confirming output

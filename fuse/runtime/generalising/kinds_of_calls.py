@@ -9,7 +9,7 @@ x [1, 1, 64], 7    x [1, 1, 64], 8          one kind: an integer argument counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fuse.graph.numbers.learned import Learning
+from fuse.graph.numbers.learned import Learning, contradict
 from fuse.kernel.sizes.region_text import Numbers
 from fuse.kernel.sizes.sized import is_outdated
 from fuse.runtime.autograd.training import SizedTraining, Training
@@ -177,13 +177,15 @@ class KindOfCalls:
         """For each text, the captured calls that are compared, those with the text last; the last call's come first."""
         apart = self._unlike_sizes >= MOST_UNLIKE
 
-        def kind(one: CapturedGraphs) -> Hashable:
-            training, learning = one.call.training, one.call.learning
-            missing = training.rewritten.missing if training else frozenset()
-            return one.call.integers if apart else (), missing, learning and learning.facts()
+        def kind(one: CapturedGraphs) -> tuple[Numbers, frozenset[int]]:
+            training = one.call.training
+            return one.call.integers if apart else (), training.rewritten.missing if training else frozenset()
 
+        last = {(one.text, kind(one)): one.call.learning for one in self._captured}
         for text, same in dict.fromkeys((one.text, kind(one)) for one in reversed(self._captured)):
-            compared = (one for one in self._captured if kind(one) == same)
+            read = last[text, same]
+            alike = (one for one in self._captured if kind(one) == same)
+            compared = (one for one in alike if not contradict(one.call.learning, read))
             yield sorted(compared, key=lambda one: (one.text == text, not one.call.made_up))
 
     def _as_before(self, common: Generalised) -> Generalised | None:
