@@ -20,7 +20,7 @@ def ledger_of(model: nn.Module, *args: Tensor) -> fuse.Ledger:
     """What the passes did to a frozen model."""
     with torch.no_grad():
         graph = capture(model, args)
-    freeze(graph, model)
+    freeze(graph, model, {})
     return fuse.run_passes(graph)
 
 
@@ -156,7 +156,7 @@ def test_values_that_lie_elsewhere_in_memory_are_known_to() -> None:
     model = Then(lambda y: y[:, 1, 0, 0].sort().values, channels=250)
     with torch.no_grad():
         graph = capture(model, (torch.randn(2, 3, 6, 8),))
-    freeze(graph, model)
+    freeze(graph, model, {})
     fuse.run_passes(graph)
     (last,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten.sort.default)
     assert last.all_input_nodes[0].meta["val"].storage_offset() == 1

@@ -44,7 +44,7 @@ def rewritten(model: nn.Module, *args: Tensor, frozen: bool = True) -> tuple[Gra
     model.eval()
     graph = capture(model, args)
     if frozen:
-        freeze(graph, model)
+        freeze(graph, model, {})
     ledger = run_passes(graph, passes=["dead_code", "view_chains", "constant_folding", "fold_batch_norm"])
     assert not ledger.failed, ledger.failed[0].traceback
     return graph, ledger

@@ -169,7 +169,7 @@ def test_frozen_weights_are_joined_before_any_call(bias: bool) -> None:
     """Two products of large weights: nothing is left to join in a call."""
     model, x = Gates(count=2, bias=bias, size=256), torch.randn(4, 256)
     graph = capture(model, (x,))
-    freeze(graph, model)
+    freeze(graph, model, {})
     ledger = run_passes(graph, passes=[*PASSES, "dead_code"])
     assert [(one.pass_name, one.count) for one in ledger.fired] == [("merge_sibling_gemms", 1)]
     operators = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
@@ -191,7 +191,7 @@ def test_frozen_products_whose_parts_are_results_stay() -> None:
             return self.one(x), self.other(x)
 
     graph = capture(model := Two(), (torch.randn(4, 8),))
-    freeze(graph, model)
+    freeze(graph, model, {})
     ledger = run_passes(graph, passes=PASSES)
     assert [one.reason for one in ledger.rejected] == ["the parts would have to be copied out of the joined product"]
 
@@ -209,7 +209,7 @@ def test_frozen_weights_of_equal_elements_are_joined() -> None:
 
     model, x = Two(), torch.randn(8, 8)
     graph = capture(model, (x,))
-    freeze(graph, model)
+    freeze(graph, model, {})
     ledger = run_passes(graph, passes=[*PASSES, "no_ops", "constant_folding"])
     assert not ledger.failed
     with torch.no_grad():

@@ -17,7 +17,7 @@ def ledger_of(model: nn.Module, *args: Tensor) -> fuse.Ledger:
     """What the passes did to a frozen model."""
     with torch.no_grad():
         graph = capture(model, args)
-    freeze(graph, model)
+    freeze(graph, model, {})
     return fuse.run_passes(graph)
 
 
@@ -82,7 +82,7 @@ def test_a_weight_of_several_layers_is_packed_once() -> None:
     model, x = Shared(), torch.randn(5, 48)
     with torch.no_grad():
         graph = capture(model, (x,))
-    freeze(graph, model)
+    freeze(graph, model, {})
     before = len(graph.graph.find_nodes(op="placeholder"))
     fuse.run_passes(graph)
     assert len(graph.graph.find_nodes(op="placeholder")) == before + 1
