@@ -87,7 +87,7 @@ class Learning:
         return all(one.guard in ("truth", "number") and isinstance(one.expected, int) for one in self.learned)
 
     def facts(self) -> tuple[tuple[object, ...], ...]:
-        """What calls that took the same way through ``forward`` have in common: lines, and values read there."""
+        """Lines that read values, and these values: equal for calls that took the same way through ``forward``."""
         return tuple((one.source, one.guard, one.leaf, one.index, one.expected) for one in self.learned)
 
     def fits(self, known: Mapping[int, object]) -> bool:
@@ -129,8 +129,9 @@ class Learning:
 
 
 def contradict(one: Learning | None, other: Learning | None) -> bool:
-    """Whether two calls took other ways because one line read another value; not if they read at other lines, for
-    which there is another reason.
+    """Whether a line read another value in one call than in the other, which explains that their graphs differ.
+
+    If the calls read at different lines before that, something else made them take different ways.
 
     >>> def of(*truths):
     ...     lines = enumerate(truths)
