@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -182,44 +180,3 @@ def test_other_models_are_not_told_what_a_model_read() -> None:
         with pytest.raises(CaptureError, match=r"at model\.py:5"):
             told.next("truth", "model.py:5")
     assert told_values(model) is None
-
-
-class Converts(Reads):
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        steps, batch = map(int, x.shape[:2]), int(x.size(1))
-        return self.one(x).reshape(int(x.shape[0]) * batch, WIDTH) / next(steps)
-
-
-def test_a_size_that_is_converted_to_an_integer_stays_a_size(
-    captures: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(MODELS, "converts", Converts)
-    model, double, fused = fused_of("converts", False)
-    for length in LENGTHS:
-        call(model, double, fused, mask_of(length), False)
-        assert not fused.last_run.fallbacks
-    assert len([size for size in captures if size[0] in LENGTHS]) == 2
-    assert "int" not in globals()
-
-
-def test_another_thread_keeps_pythons_int() -> None:
-    """``dtype=int`` in the code of a module raises while ``int`` is replaced there."""
-    found, done = set(), threading.Event()
-    there = sys.modules[Converts.__module__].__dict__
-
-    def look() -> None:
-        while not done.is_set():
-            found.add(there.get("int", int))
-
-    model, interval = Converts(), sys.getswitchinterval()
-    fused, thread = fuse.compile(model), threading.Thread(target=look)
-    sys.setswitchinterval(1e-5)
-    thread.start()
-    try:
-        for length in LENGTHS[:4]:
-            fused(torch.randn(length, 3, WIDTH), mask_of(length))
-    finally:
-        done.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-    assert found == {int}

@@ -24,7 +24,6 @@ import itertools
 import math
 import re
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
@@ -35,6 +34,7 @@ import torch
 from fuse.graph.patches.patched import patched
 from fuse.kernel.arithmetic.extents import pinned
 from fuse.runtime.size_uses.counting import Int
+from fuse.runtime.size_uses.int_uses import may_replace_int
 
 _MATH = {
     name: getattr(math, name)
@@ -70,7 +70,6 @@ def recording_uses(
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[tuple[int, int], tuple[dict[str, Any], Mapping[str, Any]]] = {}
-    alone = threading.active_count() == 1  # C code of other threads may take int as a dtype, and refuses a replacement
     if sys.getprofile() is not None:
         refuse("a Python profiler is active")
         yield
@@ -94,8 +93,8 @@ def recording_uses(
         name = frame.f_globals.get("__name__", "")
         module = name.partition(".")[0]
         known = module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__")
-        converts = event == "call" and alone and _converts(frame.f_code)
-        if converts and (not known or name.startswith(_LAYERS)):
+        converts = event == "call" and (not known or name.startswith(_LAYERS)) and _converts(frame.f_code)
+        if converts and may_replace_int(frame.f_code, frame.f_globals):
             give(frame.f_globals, _INTEGERS)
         if known:
             return
@@ -176,7 +175,7 @@ def _counts(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _converts(code: CodeType) -> bool:
-    """Whether code calls ``int``.
+    """Whether code calls ``int``, or may have ``map`` call it.
 
     >>> _converts((lambda x: int(x.shape[0])).__code__), _converts((lambda x: isinstance(x, int)).__code__)
     (True, False)
@@ -184,7 +183,7 @@ def _converts(code: CodeType) -> bool:
     if "int" not in code.co_names:
         return False
     loads = (one.argrepr for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL" and one.argval == "int")
-    return any("NULL" in text for text in loads)
+    return any("NULL" in text or "map" in code.co_names for text in loads)
 
 
 @functools.lru_cache(maxsize=4096)
