@@ -317,16 +317,20 @@ class Engine:
             return self._specialised(first, call)
         if fewest_apart([compiled.drawing for compiled, _ in alike], values) > LARGEST_APART:
             return self.eager(call.args, call.kwargs, family.in_vain(self._maker.name, missed, ends=True))
-        if all(compiled.resized for compiled, _ in alike):
-            way = self._known.new_sizes.way(call, self._known.held())
-            try:
-                if self._known.resize(first, call):
+        way = self._known.new_sizes.way(call, self._known.held())
+        between = self._known.unlike(first, call)
+        try:
+            if self._known.resize(first, call, between):
+                return self._specialised(first, call)
+            seconds = self._known.new_sizes.too_early(call, way, between)
+            if seconds is None and between is not None:
+                between = self._known.unlike(first, call, further=True)
+                if self._known.resize(first, call, between):
                     return self._specialised(first, call)
-                seconds = self._known.new_sizes.too_early(call, way, None)
-            except NotYet:
-                seconds = self._known.new_sizes.waits(call, way)
-            if seconds is not None:
-                return self._not_yet(call, way, None, seconds, family.in_vain(self._maker.name, missed))
+        except NotYet:
+            seconds = self._known.new_sizes.waits(call, way)
+        if seconds is not None:
+            return self._not_yet(call, way, between, seconds, family.in_vain(self._maker.name, missed))
         numbers = [len(c.confirmation.served) for c, _ in alike if c.confirmation]
         self._maker.converts |= missed is not None and missed.guard == "number"
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():

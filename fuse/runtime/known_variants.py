@@ -28,7 +28,7 @@ from fuse.runtime.programs.steps import Fallback
 from fuse.runtime.sizes.new_sizes import NewSizes
 from fuse.runtime.sizes.other_remainders import plan_other_remainders
 from fuse.runtime.sizes.other_sides import compile_other_sides
-from fuse.runtime.sizes.reaching import learn
+from fuse.runtime.sizes.reaching import learn, reached
 from fuse.runtime.variants.compiled import Compiled
 from fuse.runtime.variants.in_vain import InVain
 from fuse.runtime.variants.specialised import Family
@@ -146,7 +146,18 @@ class KnownVariants:
     def _follows(self, call: ModelCall, between: Between) -> bool:
         return between.within and between.follow(self.maker.model, call.args, call.kwargs)
 
-    def resize(self, first: Found, call: ModelCall) -> bool:
+    def unlike(self, first: Found, call: ModelCall, further: bool = False) -> Between | None:
+        """The generalised graph of calls that read other values than those for which ``first`` was found; None if there
+        is none. ``further``: after captures further out, if the sizes of the call are beyond those of such calls."""
+        with self.maker.lock:
+            known = self.alike(first, call)
+            refuted = [compiled.learning for compiled, _ in known if compiled.learning is not None]
+            between = self.between(call, self.kind_of(call, self.guards()), refuted)
+            if further and between is not None and not between.within:
+                between = reached(self.maker, self.new_sizes, call, between, refuted)
+            return between
+
+    def resize(self, first: Found, call: ModelCall, between: Between | None) -> bool:
         """Make a further specialisation of a call for which ``first`` was found, from graphs of other sizes that read
         other values than known ones; False if there are no such graphs.
 
@@ -154,11 +165,9 @@ class KnownVariants:
             NotYet: kernels would have to be compiled, which is not worth it yet.
         """
         with self.maker.lock, without_garbage_collection():
-            known = self.alike(first, call)
-            refuted = [compiled.learning for compiled, _ in known if compiled.learning is not None]
-            between = self.between(call, self.kind_of(call, self.guards()), refuted)
             if between is None or not self._follows(call, between):
                 return False
+            known = self.alike(first, call)
             self._made(call, between, first[0].family)
             return len(self.alike(first, call)) > len(known)  # a program that reads nothing is none of them
 

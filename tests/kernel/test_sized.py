@@ -203,6 +203,28 @@ def test_what_was_not_noted_is_found_at_sizes_of_no_call() -> None:
     assert found[0].made == "(4 * n0)"
 
 
+def test_a_comparison_without_effect_leaves_one_kernel() -> None:
+    def lowered(values: Sequence[int], _: Conditions) -> str:
+        return f"{values[0] * 4} {'one row' if values[0] > 64 and values[0] < 2 else 'rows'}"
+
+    text = Text[str]({0: [(5,)]})
+    assert text.member((99,), 0, frozenset({99}), lowered) == (text.families[0], (99,))
+    assert not text.families[0].met(7)
+    assert text.member((7,), 0, frozenset({7}), lowered) == (text.families[0], (7,))
+    assert len(text.families) == 1
+    assert all(text.families[0].met(size) for size in (3, 64, 65, 1000))
+
+
+def test_a_comparison_that_chooses_a_kernel_gives_two() -> None:
+    def lowered(values: Sequence[int], _: Conditions) -> str:
+        return f"{values[0] * 4} {'in blocks' if values[0] > 64 else 'rows'}"
+
+    text = Text[str]({0: [(5,)]})
+    families = [text.member((size,), 0, frozenset({size}), lowered) for size in (99, 7, 80, 9)]
+    assert [one and one[0].made for one in families] == ["(4 * n0) in blocks", "(4 * n0) rows"] * 2
+    assert len(text.families) == 2
+
+
 def test_a_scan_by_doubling_has_kernels_of_any_size() -> None:
     def scanned(_: Holder, a: Tensor, b: Tensor) -> Tensor:
         for step in (1, 2, 4):

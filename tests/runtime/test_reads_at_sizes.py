@@ -157,6 +157,17 @@ def test_packed_sequences_share_captures_whatever_their_number(captures: list[tu
     assert len([size for size in captures if size[:2] in sizes]) <= 4
 
 
+def test_sizes_beyond_those_that_read_the_same_are_captured_once(captures: list[tuple[int, ...]]) -> None:
+    """A made-up call that reads what such calls read extends their range, below and above."""
+    model, double, fused = fused_of("a branch", False)
+    for length in LENGTHS[:4]:
+        call(model, double, fused, mask_of(length, whole=False), False)
+    for length in (27, 31, 29, 11, 49, 13, 24, 45):
+        call(model, double, fused, mask_of(length), False)
+        assert not fused.last_run.fallbacks
+    assert [size[0] for size in captures].count(11) == 1
+
+
 def test_a_size_whose_values_no_graph_has_waits_for_its_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that reads another value than all others runs eager at first, as a size without graphs would."""
     model, double, fused = fused_of("a branch", False)

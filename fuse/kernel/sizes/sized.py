@@ -36,7 +36,7 @@ Made = TypeVar("Made")
 LARGEST_REFERENCES = 8
 """Most calls whose numbers are kept for one occurrence of a text."""
 LARGEST_FAMILIES = 8
-"""Most kernels for varying sizes of one text, failed attempts included; after that, each size gets its own kernel."""
+"""Most lowerings of one text for varying sizes, failed ones included; after that, each size gets its own kernel."""
 
 
 @dataclass(frozen=True)
@@ -163,15 +163,21 @@ class SizeFamily(Generic[Made]):
         made: the kernel.
         conditions: recorded while it was lowered.
         positions: of the sizes among a call's numbers.
+        relation: the numbers of a call as polynomials in its sizes.
         numbers: computes the numbers of a call from its sizes.
-        met: whether sizes meet the conditions.
+        ranges: tests of sizes, of which one has to pass: whether they meet the conditions of one lowering.
     """
 
     made: Made
     conditions: Conditions
     positions: tuple[int, ...]
+    relation: Relation
     numbers: Callable[..., Numbers]
-    met: Callable[..., bool]
+    ranges: list[Callable[..., bool]]
+
+    def met(self, *sizes: Any) -> bool:
+        """Whether the kernel serves these sizes."""
+        return any(one(*sizes) for one in self.ranges)
 
     def sizes(self, numbers: Numbers) -> Numbers | None:
         """The sizes of a call with these numbers; None where it is no member."""
@@ -206,7 +212,8 @@ class Text(Generic[Made]):
         for family in self.families:
             if (sizes := family.sizes(numbers)) is not None:
                 return family, sizes
-        if not apart or len(self.families) + len(self.failures) >= LARGEST_FAMILIES:
+        attempts = sum(len(family.ranges) for family in self.families) + len(self.failures)
+        if not apart or attempts >= LARGEST_FAMILIES:
             return None
         found, base, seen = relation_of(numbers, others, apart), numbers, others
         if found is None and others:  # a size is one in this call: relate the last call to this one instead
@@ -223,9 +230,13 @@ class Text(Generic[Made]):
         if made is None:
             self.failures.add((base, found))
             return None
-        self.families.insert(0, made)
+        equal = (one for one in self.families if (one.positions, one.relation) == (made.positions, made.relation))
+        if (known := next((one for one in equal if one.made == made.made), None)) is not None:
+            known.ranges.extend(made.ranges)  # lowering compared sizes, with no effect
+        else:
+            self.families.insert(0, made)
         sizes = made.sizes(numbers)
-        return None if sizes is None else (made, sizes)
+        return None if sizes is None else (known or made, sizes)
 
 
 def _supposed(numbers: Numbers, apart: frozenset[int]) -> Numbers | None:
@@ -285,7 +296,7 @@ def _family(
     made = lower(values, conditions)
     if made is None:
         return None
-    family = SizeFamily(made, conditions, positions, conditions.evaluator(relation), conditions.met())
+    family = SizeFamily(made, conditions, positions, relation, conditions.evaluator(relation), [conditions.met()])
     assert family.sizes(numbers) is not None
     elsewhere = _elsewhere(family, now, others)
     if elsewhere is None:
@@ -296,7 +307,7 @@ def _family(
     if family.met(*ones) and not _is_again(family, relation, ones, now, lower):
         whole = [name for name, n in zip(conditions.sizes, now, strict=True) if type(n) is int]
         conditions.noted |= {f"{name} >= {LEAST_LOWERED}": True for name in whole}
-        return replace(family, met=conditions.met())
+        return replace(family, ranges=[conditions.met()])
     return family
 
 

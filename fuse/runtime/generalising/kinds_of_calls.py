@@ -277,7 +277,7 @@ class Between:
 
     def learns(self) -> bool:
         """Whether a program is to be made now, because those for later sizes may be made from it."""
-        return self.within and self.common.programs.learns()
+        return self.within and self.common.programs.learns(self.all_sizes)
 
     def learn(self, compiled: Compiled) -> None:
         """Add the program of this call, which was made from its graphs."""
@@ -299,10 +299,10 @@ class Between:
         """
         called, all_sizes = (sample_sizes(self.common.bounds(made_up)) for made_up in (False, True))
         for sizes in dict.fromkeys(chain(called, all_sizes)):
-            if not self.learns():
-                return
-            if sizes != self.sizes and self.common.covers(sizes) and self.common.met and self.common.met(*sizes):
-                yield Between(self.kind, self.common, sizes)
+            one = Between(self.kind, self.common, sizes)
+            is_served = self.common.covers(sizes) and self.common.met and self.common.met(*sizes)
+            if sizes != self.sizes and is_served and one.learns():
+                yield one
 
     def rehearse(self) -> None:
         """Schedule the graphs of this call, which nobody made, without a program."""

@@ -126,9 +126,9 @@ class SizedPrograms:
         """The programs for a call with these sizes, one for each graph; None if graphs have to be resized."""
         return next((made for one in self._templates.values() if (made := one.at(sizes)) is not None), None)
 
-    def learns(self) -> bool:
-        """Whether a further program of a resized graph is worth making, although its size may be a rare one."""
-        return not self._templates and self.learnt < MOST_SAMPLES
+    def learns(self, sizes: Numbers) -> bool:
+        """Whether a program of a graph that is resized to these sizes is worth making, although they may be rare."""
+        return self.learnt < MOST_SAMPLES and not self.bounded(sizes) and sizes not in self._learnt
 
     def bounded(self, sizes: Numbers) -> bool:
         """Whether a template has these sizes in its bounds; its kernels may still not serve them."""

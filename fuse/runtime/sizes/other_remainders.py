@@ -55,7 +55,7 @@ def plan_other_remainders(
         for sizes in other_remainders(varying):
             with new_sizes.planning():
                 other = call_at(call, tensors, dict(zip(varying, sizes, strict=True)))
-                captured = captured_without_data(maker, other, kind, each)
+                captured = captured_without_data(maker, other, kind, kind.learning(), each)
             if captured is not None:
                 kind.add(captured, ())
     except FaultWarning:  # the user made warnings errors

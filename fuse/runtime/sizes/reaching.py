@@ -12,7 +12,7 @@ graph has another text, the call itself is captured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch import nn
 from torch.fx import GraphModule
@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from fuse.errors import FaultWarning
 from fuse.graph.fakes.fake_operators import unlogged
 from fuse.graph.garbage_collection import collect_new, without_garbage_collection
+from fuse.graph.numbers.learned import Learning
 from fuse.graph.values.told_values import telling
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED
 from fuse.kernel.sizes.region_text import Numbers
@@ -49,25 +50,30 @@ fifth of a second."""
 
 
 @without_garbage_collection()
-def reached(maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between) -> Between | None:
+def reached(
+    maker: Maker, new_sizes: NewSizes, call: ModelCall, beyond: Between, refuted: Collection[Learning] = ()
+) -> Between | None:
     """The generalised graph for a call, after captures further out; the call may still need its own capture.
 
-    The first call of a kind that is out of the range extends it in both directions.
+    The first call of a kind that is out of the range extends it in both directions. So does the first one that reads
+    other values than all ``refuted`` ones.
     """
     kind, given = beyond.kind, numbers_of(call.leaves)
 
     def told(common: Generalised) -> Generalised | None:
         return common.told(maker.model, call.args, call.kwargs)
 
-    first = kind.reaches == MOST_REACHED
+    first = kind.reaches == MOST_REACHED or (
+        bool(refuted) and not any(member.call.made_up for member in beyond.common.members)
+    )
     for choose in (largest_sizes, least_sizes, few_steps, near_sizes, these_sizes):
-        known = kind.between(given, told)
+        known = kind.between(given, told, refuted)
         if known is None or (known.within and not first):
             return known
         further = _further_call(maker.model, call, known, choose(known.common, known.sizes, first))
         if further is not None and further.key not in kind.useless:
-            _take(maker, new_sizes, further, kind, given, told)
-    return kind.between(given, told)
+            _take(maker, new_sizes, further, known, given, told)
+    return kind.between(given, told, refuted)
 
 
 def largest_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
@@ -158,12 +164,13 @@ def _further_call(model: nn.Module, call: ModelCall, beyond: Between, sizes: Num
         return None
 
 
-def _take(maker: Maker, new_sizes: NewSizes, further: ModelCall, kind: KindOfCalls, given: Numbers, told: Told) -> None:
-    """Capture a made-up call, which may extend the range of its kind."""
+def _take(maker: Maker, new_sizes: NewSizes, further: ModelCall, beyond: Between, given: Numbers, told: Told) -> None:
+    """Capture a made-up call, which reads the values of calls like it, and may extend the range of their kind."""
+    kind = beyond.kind
     kind.reaches -= 1
     started = time.perf_counter()
     with unlogged(), new_sizes.lowering(further):
-        captured = made_up(maker, further, kind)
+        captured = made_up(maker, further, kind, beyond.common.members[-1].call.learning)
     if captured is not None and kind.takes(captured, given, told):
         new_sizes.made_up(further, time.perf_counter() - started)
     else:
@@ -193,10 +200,10 @@ def _rehearse(new_sizes: NewSizes, call: ModelCall, other: Between) -> None:
         other.rehearse()
 
 
-def made_up(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall | None:
+def made_up(maker: Maker, call: ModelCall, kind: KindOfCalls, read: Learning | None) -> CapturedCall | None:
     """Capture a made-up call; None if that fails, or if it differs from its kind in more than sizes."""
     try:
-        return captured_without_data(maker, call, kind)
+        return captured_without_data(maker, call, kind, read)
     except FaultWarning:  # the user made warnings errors
         raise
     except Exception:  # of the user's code at these sizes, or a fault in fuse, which must not reach the user
@@ -204,11 +211,15 @@ def made_up(maker: Maker, call: ModelCall, kind: KindOfCalls) -> CapturedCall | 
 
 
 def captured_without_data(
-    maker: Maker, call: ModelCall, kind: KindOfCalls, each: Callable[[GraphModule], object] = lambda graph: None
+    maker: Maker,
+    call: ModelCall,
+    kind: KindOfCalls,
+    read: Learning | None,
+    each: Callable[[GraphModule], object] = lambda graph: None,
 ) -> CapturedCall | None:
-    """Capture a made-up call; None if it differs from its kind in more than sizes. ``each`` is called with every
-    rewritten graph."""
-    with telling(maker.model, kind.learning()):
+    """Capture a made-up call; None if it differs from its kind in more than sizes. ``read`` are the values that it
+    reads. ``each`` is called with every rewritten graph."""
+    with telling(maker.model, read):
         graph, training = graphs_of(maker, call, each)
     if training.joint.own_gradients if training else maker.needs_gradients(call.leaves):
         return None
