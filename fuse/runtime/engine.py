@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -30,7 +29,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from fuse.graph.locks import ForkedLock
 from fuse.graph.numbers.drawn_numbers import put_back
 from fuse.graph.numbers.learned import Learned, Learning
-from fuse.runtime.autograd.autograd_node import RaisedByHook, Ran
+from fuse.runtime.autograd.autograd_node import RaisedByHook
 from fuse.runtime.building.compiling import NotYet
 from fuse.runtime.generalising.kinds_of_calls import Between
 from fuse.runtime.guards.call_guards import any_nested, flatten, function_modes, modes, overlaps
@@ -39,7 +38,7 @@ from fuse.runtime.guards.state_guard import StateGuard
 from fuse.runtime.known_variants import Found, KnownVariants, given
 from fuse.runtime.making import Maker, ModelCall
 from fuse.runtime.methods import Method, Methods
-from fuse.runtime.parts import LazyRun, Parts
+from fuse.runtime.parts import Parts
 from fuse.runtime.programs.predicted import KernelFailed, Mispredicted
 from fuse.runtime.programs.refusals import (
     ANOMALIES,
@@ -49,20 +48,18 @@ from fuse.runtime.programs.refusals import (
     refused_call,
     refused_model,
 )
-from fuse.runtime.programs.steps import Fallback, Launches
+from fuse.runtime.programs.steps import Fallback
 from fuse.runtime.sizes.declared import check_declaration
 from fuse.runtime.sizes.new_sizes import Way
 from fuse.runtime.sizes.reaching import reached
 from fuse.runtime.sizes.waiting import Size, Waiting, waiting
-from fuse.runtime.variants.compiled import Compiled, LastRun, counted, together
+from fuse.runtime.variants.compiled import Compiled
 from fuse.runtime.variants.drawing import LARGEST_APART, fewest_apart
 from fuse.runtime.variants.in_vain import without_numbers
+from fuse.runtime.variants.last_run import LastRun, LazyRun, Observed, run_of
 from fuse.runtime.variants.specialised import Missed
 from fuse.runtime.variants.states import LARGEST_VARIANTS
 from fuse.runtime.variants.usual import Usual, usual
-
-Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[LazyRun, ...]]
-"""The run of a call: a program, an unobserved call, or the parts of a call that ran eager."""
 
 
 class Engine:
@@ -89,6 +86,7 @@ class Engine:
         self._parts = Parts(model, self._of_part, self._lock)
         self._methods = Methods(model, self.call, None if freeze else self._parts, self._observe_method, self._lock)
         self._observed: Observed | None = None
+        self._first: Observed | None = None  # of the call for which a variant was made last
         self._found: Compiled | None = None
         self._usual: Usual | None = None
         self._waiting: Waiting | None = None
@@ -153,6 +151,7 @@ class Engine:
             if found[0].family is None or found[0].resized:
                 making, is_alone = time.perf_counter() - started, found[0].family is None
                 result = self._served(*found, args, kwargs) if is_alone else self._specialised(found, call)
+                self._first = self._observed if is_new else self._first
                 if is_new and found[0].is_sized():
                     # The first run prepares the program, in about the time that making took. The rest is the call's.
                     with self._lock:
@@ -264,11 +263,12 @@ class Engine:
 
     def last_run(self) -> LastRun | None:
         """The run of the last finished call, or None before the first."""
-        return None if self._observed is None else _last_run(self._observed)
+        observed = self._observed
+        return None if observed is None else run_of(observed, observed is self._first)
 
     def observed(self) -> LazyRun:
         """The run of the last call, read later."""
-        return partial(_last_run, LastRun() if self._observed is None else self._observed)
+        return partial(run_of, LastRun() if self._observed is None else self._observed)
 
     @property
     def fills(self) -> bool:
@@ -334,7 +334,7 @@ class Engine:
         numbers = [len(c.confirmation.served) for c, _ in alike if c.confirmation]
         self._maker.converts |= missed is not None and missed.guard == "number"
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
-            made = self._known.specialise(first, call)
+            made = self._known.specialise(first, call, missed)
             if made.program is None:
                 return self.eager(call.args, call.kwargs, made.reason)
             try:
@@ -359,6 +359,7 @@ class Engine:
     def _new(self, compiled: Compiled, call: ModelCall) -> Any:
         """The result of the call that a specialisation was made for."""
         result = self._served(compiled, given(compiled, call), call.args, call.kwargs)
+        self._first = self._observed
         if compiled.family is not None:
             compiled.family.served(compiled, again=False)
         return result
@@ -425,19 +426,6 @@ class Engine:
         """The engine for a part of the model."""
         sizes = None if self.dynamic_shapes is None else "auto"
         return Engine(module, False, self.passes, self.fuel, sizes, quiet=True)
-
-
-def _last_run(observed: Observed) -> LastRun:
-    if isinstance(observed, LastRun):
-        return observed
-    if len(observed) == 2:
-        reason, runs = observed
-        return together(reason, [read() for read in runs])
-    launches, compiled, ran = Launches.unpack(observed[0]), observed[1], observed[2]
-    assert compiled.program is not None
-    backward = counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None
-    forward = counted(launches, compiled.program.regions, compiled.program.fallbacks)
-    return replace(forward, backward=backward, reads=compiled.learning.lines if compiled.learning else ())
 
 
 def _another_size(error: Mispredicted, learning: Learning | None) -> Missed | None:

@@ -10,13 +10,15 @@ Calls may come from several threads; one thread at a time makes a variant.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fuse.graph.fakes.fake_operators import unlogged
 from fuse.graph.garbage_collection import without_garbage_collection
-from fuse.graph.numbers.learned import Learning
+from fuse.graph.numbers.learned import Learned, Learning
 from fuse.kernel.sizes.sized import sizes_are_symbolic
 from fuse.runtime.building.compiling import NotYet, compiling
 from fuse.runtime.generalising.kinds_of_calls import Between, KindOfCalls, KindsOfCalls, numbers_of
@@ -31,6 +33,7 @@ from fuse.runtime.sizes.other_sides import compile_other_sides
 from fuse.runtime.sizes.reaching import learn, reached
 from fuse.runtime.variants.compiled import Compiled
 from fuse.runtime.variants.in_vain import InVain
+from fuse.runtime.variants.recaptured import SHAPE, why_recaptured
 from fuse.runtime.variants.specialised import Family
 from fuse.runtime.variants.states import (
     ModelState,
@@ -42,6 +45,8 @@ from fuse.runtime.variants.states import (
     with_variant,
     without,
 )
+
+_LOG = logging.getLogger("fuse")
 
 LARGEST_CARRIED = 4
 """Variants for calls of one size that found attributes of earlier calls changed; further such calls run eager, since
@@ -184,7 +189,9 @@ class KnownVariants:
             try:
                 with compiling(how):
                     resized = between.captured() if between and sized is None else None
+                    why = self._why(call) if sized is None and resized is None else ""
                     compiled = sized or make(self.maker, call, family, resized=resized)
+                    compiled = replace(compiled, recaptured=why) if why and compiled.program else compiled
                     if not how.allowed and compiled.training is not None:
                         compiled.training.wait()
             except NotYet:
@@ -219,8 +226,25 @@ class KnownVariants:
             between.common.programs.give_up()
             return None
 
-    def specialise(self, first: Found, call: ModelCall) -> Compiled:
-        """A further specialisation, for the values of a call for which ``first`` was found."""
+    def _why(self, call: ModelCall) -> str:
+        """Why a call is captured, of which a message tells whoever asked for such; empty for a first call."""
+        try:
+            why = why_recaptured(self.states, self.maker.model, call.args, call.kwargs, call.leaves, call.spec)
+        except Exception:  # the user's objects have no names, or a fault in fuse, which must not reach the user
+            return ""
+        kind = self.kind_of(call, self.guards()) if SHAPE in why else None
+        if kind is not None and kind.unlike:
+            why = f"{why}; graphs of other sizes do not serve it: {kind.unlike}"
+        return self._told(why)
+
+    def _told(self, why: str) -> str:
+        if why:
+            _LOG.info("%s is captured again: %s", self.maker.name, why)
+        return why
+
+    def specialise(self, first: Found, call: ModelCall, missed: Learned | None) -> Compiled:
+        """A further specialisation, for the values of a call for which ``first`` was found; ``missed``: one of the
+        values that differ from those of others."""
         family = first[0].family
         assert family is not None
         with self.maker.lock, without_garbage_collection(), self.new_sizes.lowering(call):
@@ -230,6 +254,8 @@ class KnownVariants:
             if made in known:
                 family.joined()
             elif made.program is not None:
+                where = f" at {missed.source}" if missed and missed.source else ""
+                made = replace(made, recaptured=self._told(f"a value that forward reads{where} is another one"))
                 state = self._replace(made, known)
                 self.new_sizes.captured(call, time.perf_counter() - started, False, training=made.training)
                 if not self.maker.frozen:

@@ -20,8 +20,9 @@ from torch.compiler import is_compiling
 from fuse.graph.locks import ForkedLock
 from fuse.graph.state.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import diverted, has_own_call, is_plainly_called, undiverted
-from fuse.runtime.parts import LazyRun, Parts
+from fuse.runtime.parts import Parts
 from fuse.runtime.programs.refusals import dispatch_modes, is_traced
+from fuse.runtime.variants.last_run import LazyRun
 from fuse.runtime.variants.states import LARGEST_VARIANTS
 
 LARGEST_IDLE = 4

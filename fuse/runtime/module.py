@@ -20,7 +20,8 @@ from fuse.graph.submodule_calls import HOOKS
 from fuse.rewrite import registry
 from fuse.runtime.engine import Engine
 from fuse.runtime.programs.refusals import is_traced
-from fuse.runtime.variants.compiled import Compiled, LastRun
+from fuse.runtime.variants.compiled import Compiled
+from fuse.runtime.variants.last_run import LastRun
 
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 _OF_THE_MODEL = (

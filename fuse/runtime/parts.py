@@ -31,9 +31,9 @@ from fuse.graph.numbers.learned import same_bits
 from fuse.graph.state.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import diverted, is_plainly_called, own_forward, runs_by_itself
 from fuse.runtime.autograd.training import Training
-from fuse.runtime.variants.compiled import Compiled, LastRun
+from fuse.runtime.variants.compiled import Compiled
+from fuse.runtime.variants.last_run import LazyRun
 
-LazyRun = Callable[[], LastRun]
 """A function that returns the launches and fallbacks of one call, its backward pass included once that has run."""
 
 SECONDS_OF_CALL = 30e-6

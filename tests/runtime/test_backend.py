@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuse.runtime import backend
 from fuse.runtime.engine import Engine
-from fuse.runtime.variants.compiled import LastRun
+from fuse.runtime.variants.last_run import LastRun
 
 
 @pytest.fixture(autouse=True)

@@ -97,6 +97,7 @@ class Generalised:
         followed: what ``forward`` compares and computes; None before it was run.
         met: whether comparisons have the same outcomes at other sizes, and equal numbers are equal; None before.
         watched: whether sizes are watched while ``forward`` runs with them, because it may look them up in tables.
+        unfollowed: why a run of ``forward`` with symbolic sizes failed; empty if none did.
         _origins: those of the placeholders' tensors, once they are known.
     """
 
@@ -113,6 +114,7 @@ class Generalised:
     followed: Followed | None = None
     met: Callable[..., bool] | None = None
     watched: bool = False
+    unfollowed: str = ""
     _origins: tuple[int | Tensor, ...] | None = None
 
     @property
@@ -277,7 +279,8 @@ class Generalised:
         except NeedsWatching:
             self.watched = True
             return self._run(model, args, kwargs, sizes)
-        except Exception:  # of the user's code, or a fault in fuse, which must not reach the user
+        except Exception as error:  # of the user's code, or a fault in fuse, which must not reach the user
+            self.unfollowed = str(error).partition("\n")[0] or type(error).__name__
             return None
 
     def _run_once(

@@ -65,6 +65,7 @@ class KindOfCalls:
         tensors: the ``id`` of each tensor of the model.
         reaches: captures at made-up sizes that may still be made.
         useless: made-up calls that could not be captured, or had another graph.
+        unlike: why a call of this kind was not given the graph of others; empty if none needed to be told.
         _probable: formulas for the last text that nothing checks yet.
         _untold: texts with sizes that ``forward`` does not tell.
         _unlike_sizes: failed attempts to generalise integers; after :data:`MOST_UNLIKE`, only calls with the same
@@ -79,6 +80,7 @@ class KindOfCalls:
     tensors: frozenset[int]
     reaches: int = MOST_REACHED
     useless: set[Key] = field(default_factory=set)
+    unlike: str = ""
     _held: dict[int, Tensor] = field(default_factory=dict)
     _check: Callable[..., bool] = field(default_factory=lambda: tensor_check(()))
     _waiting: list[CapturedCall] = field(default_factory=list)
@@ -159,6 +161,7 @@ class KindOfCalls:
         except Exception:  # a fault in fuse, which must not reach the user
             found = None
         if found is None:
+            self.unlike = common.unfollowed or "forward does not tell all sizes that it computes"
             self._untold.add(text)
         return found
 
@@ -233,6 +236,7 @@ class Between:
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether comparisons of sizes in ``forward`` are known and hold; runs ``forward`` if they are not known."""
         if self.common.met is None and not self.common.follow(model, args, kwargs, self.sizes):
+            self.kind.unlike = self.common.unfollowed or "forward compares sizes, or counts steps, in another way there"
             self.kind.give_up(self.common)
             return False
         return self.common.met is not None and self.common.met(*self.sizes)

@@ -99,6 +99,20 @@ class StateGuard:
         self._versioned = renewed
         return True
 
+    def changed(self) -> tuple[dict[Any, Any], str] | None:
+        """A dictionary that has changed since the snapshot, such as the attributes of a module, and the name of the
+        entry that did; None if none has."""
+        for expected, live, left_out in (*((*pair, frozenset[str]()) for pair in self._pairs), *self._partly):
+            for name in dict.fromkeys((*expected, *live)):
+                now, had = live.get(name), expected.get(name)
+                if name in left_out or type(now) is ReplacedForward or _is_as_before(had, now):
+                    continue
+                if type(had) is dict and isinstance(now, dict):  # parameters, buffers or submodules
+                    inside = [key for key in {**had, **now} if not _is_as_before(had.get(key), now.get(key))]
+                    return live, str(inside[0]) if inside else name
+                return live, str(name)
+        return None
+
     def _compares(self) -> bool:
         """Whether all watched dictionaries have their expected contents."""
         try:
@@ -332,6 +346,13 @@ class _Any:
 
 
 _ANY = _Any()
+
+
+def _is_as_before(expected: Any, live: Any) -> bool:
+    try:
+        return bool([expected] == [live])  # which compares identities first
+    except Exception:  # two tensors
+        return False
 
 
 def _is_plain_object(kind: type) -> bool:

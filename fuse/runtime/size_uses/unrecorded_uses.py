@@ -26,6 +26,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -105,13 +106,13 @@ def recording_uses(
         elif event == "call":
             give(frame.f_globals, names)
             if _counts(frame.f_code) or _counts_on(frame):
-                refuse(f"{frame.f_code.co_name} counts")
+                refuse(f"{_place(frame)} counts steps")
             elif _formats_or_asks_types(frame.f_code):
-                refuse(f"{frame.f_code.co_name} reads sizes as plain numbers")
+                refuse(f"{_place(frame)} formats numbers, or asks whether a type is int")
             elif not watched and _looks_up_in_tables(frame):
                 unwatched()
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
-            refuse(f"{frame.f_code.co_name} calls {called.__name__}")
+            refuse(f"{_place(frame)} calls {called.__name__}")
 
     try:
         with patched(math, {name: _recording(own) for name, own in _MATH.items()}):
@@ -124,6 +125,11 @@ def recording_uses(
             for name, one in added.items():
                 if of.get(name) is one:
                     del of[name]
+
+
+def _place(frame: FrameType) -> str:
+    """Where code runs, as ``forward at model.py:12``."""
+    return f"{frame.f_code.co_name} at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _recording(own: Callable[..., Any]) -> Callable[..., Any]:

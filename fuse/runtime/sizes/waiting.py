@@ -28,7 +28,7 @@ from fuse.runtime.guards.state_guard import StateGuard
 from fuse.runtime.guards.unpacking import Unpack
 from fuse.runtime.making import ModelCall
 from fuse.runtime.sizes.new_sizes import NewSizes, Way
-from fuse.runtime.variants.compiled import LastRun
+from fuse.runtime.variants.last_run import LastRun
 from fuse.runtime.variants.states import States
 
 SHARE = 16
