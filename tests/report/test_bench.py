@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 from fuse.errors import FuseError
 from fuse.report.timing.bench import BenchReport, bench
-from fuse.report.timing.timing import interleaved, quartiles
+from fuse.report.timing.timing import Quartiles, interleaved, quartiles
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,12 @@ def test_json_states_machine_versions_threads_and_first_calls(report: BenchRepor
 def test_the_table_says_what_was_measured(report: BenchReport) -> None:
     assert "forward, measured" in str(report).splitlines()[0]
     assert f"launches observed: 2 eager, {report.observed_after} fused" in str(report)
+
+
+def test_quartiles_that_are_far_apart_are_said_to_be(report: BenchReport) -> None:
+    for upper, expected in ((1.9, False), (2.1, True)):
+        measured = replace(report, ratios={"eager": Quartiles(1.0, 1.5, upper)})
+        assert ("against eager, the quartiles are far apart" in str(measured)) is expected
 
 
 def test_the_users_cache_folder_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,8 @@ from fuse.report.timing.timing import Quartiles, interleaved, quartiles
 from fuse.report.tracing.profiling import write_profile
 
 PEERS = ("eager", "compile", "tuned")
+APART = 2.0
+"""How many times the upper quartile of a ratio may be the lower one on a machine that does nothing else."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,9 @@ def bench_table(report: BenchReport) -> RenderableType:
         *(f"ran as eager: {one['op']} at {one['source']}: {one['reason']}" for one in report.fallbacks),
         "speed-up is the peer's median over fused's, with the quartiles of single rounds; above 1, fused is faster",
     ]
+    unsure = [name for name, ratio in report.ratios.items() if ratio.upper > APART * ratio.lower]
+    if unsure:
+        lines.append(f"against {', '.join(unsure)}, the quartiles are far apart: other programs run, so measure again")
     titles = ["", "ms (median)", "quartiles", "speed-up", "quartiles", "first call (s)"]
     return Group(
         Text(f"{report.target}, {what}, measured", style="bold"),
