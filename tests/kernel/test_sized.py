@@ -225,6 +225,18 @@ def test_a_comparison_that_chooses_a_kernel_gives_two() -> None:
     assert len(text.families) == 2
 
 
+def test_numbers_that_are_equal_where_they_were_lowered_are_two_kernels() -> None:
+    """The workspace of a kernel is no part of its source."""
+
+    def lowered(values: Sequence[int], _: Conditions) -> Kernel:
+        size = values[0]
+        return Kernel("f", "", frozenset(), False, workspace_bytes=size * 4 if size > 150 else size * 8)
+
+    text = Text[Kernel]({0: [(5,)]})
+    families = [text.member((size,), 0, frozenset({size}), lowered) for size in (200, 100)]
+    assert [str(one and one[0].made.workspace_bytes) for one in families] == ["(4 * n0)", "(8 * n0)"]
+
+
 def test_a_scan_by_doubling_has_kernels_of_any_size() -> None:
     def scanned(_: Holder, a: Tensor, b: Tensor) -> Tensor:
         for step in (1, 2, 4):

@@ -179,6 +179,12 @@ class SizeFamily(Generic[Made]):
         """Whether the kernel serves these sizes."""
         return any(one(*sizes) for one in self.ranges)
 
+    def is_of(self, other: SizeFamily[Made]) -> bool:
+        """Whether another family has the same kernel, with the same polynomials: two that differ may be equal numbers
+        where each was lowered."""
+        alike = (self.positions, self.relation) == (other.positions, other.relation)
+        return alike and self.made == other.made and repr(self.made) == repr(other.made)
+
     def sizes(self, numbers: Numbers) -> Numbers | None:
         """The sizes of a call with these numbers; None where it is no member."""
         sizes = tuple(numbers[position] for position in self.positions)
@@ -230,8 +236,7 @@ class Text(Generic[Made]):
         if made is None:
             self.failures.add((base, found))
             return None
-        equal = (one for one in self.families if (one.positions, one.relation) == (made.positions, made.relation))
-        if (known := next((one for one in equal if one.made == made.made), None)) is not None:
+        if (known := next((one for one in self.families if one.is_of(made)), None)) is not None:
             known.ranges.extend(made.ranges)  # lowering compared sizes, with no effect
         else:
             self.families.insert(0, made)
