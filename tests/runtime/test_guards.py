@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,12 @@ class Settings:
         self.layers = 2
 
 
+@dataclass
+class Options:
+    layers: int = 2
+    name: str = field(default="", compare=False)
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +40,8 @@ class Model(nn.Module):
         self.table = {"two": 2, "mixed": [2, torch.zeros(3)]}
         self.chosen, self.fixed = {2, "two", (3, 4)}, frozenset((2, 3))
         self.settings = Settings()
+        self.options = Options()
+        self.same_options = [self.options]
         self.hidden = [nn.BatchNorm1d(3)]  # a module that nn.Module does not know of
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,6 +65,9 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "a new attribute": lambda m: setattr(m, "more", 1),
     "a removed attribute": lambda m: delattr(m, "scale"),
     "inside a nested list": lambda m: m.sizes[1].append(4),
+    "an equal object of settings": lambda m: setattr(m, "options", Options()),
+    "an equal object of settings, held twice": lambda m: m.same_options.__setitem__(0, Options()),
+    "what an object of settings does not compare": lambda m: setattr(m.options, "name", "other"),
     "inside an object of settings": lambda m: setattr(m.settings, "layers", 3),
     "training": lambda m: m.inner.eval(),
     "training of a module in a list": lambda m: m.hidden[0].eval(),
@@ -277,3 +289,13 @@ def test_overlap_counts_only_where_something_is_written() -> None:
     assert overlaps(parts, frozenset({1}))
     assert not overlaps(parts, frozenset({2}))
     assert not overlaps(parts, frozenset())
+
+
+def test_an_equal_object_that_is_changed_later_is_noticed() -> None:
+    """A guard that took the copy for the object that it watches would not watch the copy."""
+    model = Model()
+    guard = StateGuard(model)
+    model.options = Options()
+    assert not guard.holds()
+    model.options.layers = 3
+    assert not guard.holds()

@@ -107,9 +107,9 @@ class StateGuard:
                 now, had = live.get(name), expected.get(name)
                 if name in left_out or type(now) is ReplacedForward or _is_as_before(had, now):
                     continue
-                if type(had) is dict and isinstance(now, dict):  # parameters, buffers or submodules
+                if type(had) is dict and type(now) in (dict, OrderedDict):  # parameters, buffers or submodules
                     inside = [key for key in {**had, **now} if not _is_as_before(had.get(key), now.get(key))]
-                    return live, str(inside[0]) if inside else name
+                    return live, inside[0] if inside and type(inside[0]) is str else str(name)
                 return live, str(name)
         return None
 
@@ -184,9 +184,11 @@ class StateGuard:
         if issubclass(kind, nn.Module):
             for module in value.modules():
                 self._watch_module(module)
-        elif _is_plain_object(kind) and id(value) not in self._seen and (inside := attributes_of(value)) is not None:
-            self._seen.add(id(value))
-            self._pairs.append(({key: self._snapshot(item, True) for key, item in inside.items()}, inside))
+        elif _is_plain_object(kind) and (inside := attributes_of(value)) is not None:
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                self._pairs.append(({key: self._snapshot(item, True) for key, item in inside.items()}, inside))
+            return _Same(value)
         return value
 
 
@@ -308,7 +310,8 @@ def _exact(value: Any) -> Any:
 
 
 class _Same:
-    """Compares equal to one object only; a tensor of one element would equal another tensor with the same number."""
+    """Compares equal to one object only: a tensor of one element would equal another tensor with the same number, and a
+    configuration an equal copy of it, whose attributes are not watched."""
 
     __slots__ = ("value",)
 
