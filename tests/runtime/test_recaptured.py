@@ -72,6 +72,38 @@ def test_plain_values_are_named() -> None:
     assert fused.last_run.recaptured == "scale is 3.0 instead of 2.0"
 
 
+class Told:
+    """An object of the user, which knows how often it was asked for its text."""
+
+    __slots__ = ()
+    asked = 0
+
+    def __repr__(self) -> str:
+        Told.asked += 1
+        return "told"
+
+
+def test_objects_are_not_asked_for_their_text() -> None:
+    class Unasked(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table: dict[Any, int] = {"a": 1}
+
+        def forward(self, x: Tensor, scale: object) -> Tensor:  # type: ignore[override]  # another signature
+            return self.layer(x) + len(self.table)
+
+    model = Unasked().eval()
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for scale in (Told(), Told()):
+            fused(X, scale)
+        assert fused.last_run.recaptured == "scale is another Told instead of another Told"
+        model.table[Told()] = 2
+        fused(X, scale)
+        assert fused.last_run.recaptured == "table of the model changed"
+    assert Told.asked == 0
+
+
 def test_modes_are_named() -> None:
     _, fused = ready(X)
     fused(X)

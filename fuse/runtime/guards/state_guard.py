@@ -24,6 +24,7 @@ from fuse.graph.state.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import HOOKS, ReplacedForward
 from fuse.runtime.guards.call_guards import ArrayContents, same_value
 
+_DICTS = (dict, OrderedDict)
 _TENSOR_DICTS = ("_parameters", "_buffers")
 _UNREAD = frozenset(
     (
@@ -107,7 +108,7 @@ class StateGuard:
                 now, had = live.get(name), expected.get(name)
                 if name in left_out or type(now) is ReplacedForward or _is_as_before(had, now):
                     continue
-                if type(had) is dict and type(now) in (dict, OrderedDict):  # parameters, buffers or submodules
+                if now is not None and type(had) is dict and type(now) in _DICTS:  # parameters, buffers or submodules
                     inside = [key for key in {**had, **now} if not _is_as_before(had.get(key), now.get(key))]
                     return live, inside[0] if inside and type(inside[0]) is str else str(name)
                 return live, str(name)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import NoneType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fuse.graph.naming import argument_name, parameter_names
@@ -26,6 +28,7 @@ MOST_DIFFERENCES = 3
 LONGEST_VALUE = 40
 """Most characters of a value that is named."""
 SHAPE = " has shape "
+_PLAIN = frozenset((int, float, complex, bool, str, bytes, NoneType, torch.dtype, torch.device))
 _STRUCTURE = "its arguments have another structure"
 _MODES = (
     "torch.is_grad_enabled()",
@@ -119,5 +122,6 @@ def _of_tensors(guard: CallGuard, leaves: Sequence[Any], names: Sequence[str], o
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"another {type(value).__name__}"
+    """A value as text; of an object of the user, whose methods are not called, only its class."""
+    text = repr(value) if type(value) in _PLAIN else ""
+    return text if text and len(text) <= LONGEST_VALUE else f"another {type(value).__name__}"
