@@ -33,6 +33,7 @@ class Converts(nn.Module):
 """
 AS_DTYPE = "def other(): return torch.zeros(1, dtype=int)\n"
 AS_TYPE = "def other(): assert type(len('abc')) is int\n"
+AS_TEXT = "def other(): assert int.__repr__(len('abc')) == '3' and int.__name__ == 'int'\n"
 ASKED = "def other(n: int = 1) -> int: assert isinstance(n, (int, float)); return int.from_bytes(bytes(2), 'big')\n"
 
 __all__ = ["captures"]  # a fixture
@@ -62,7 +63,7 @@ def of_lengths(captures: list[tuple[int, ...]]) -> int:
     return len([size for size in captures if size[0] in LENGTHS])
 
 
-@pytest.mark.parametrize("other", [AS_DTYPE, AS_TYPE, ASKED])
+@pytest.mark.parametrize("other", [AS_DTYPE, AS_TYPE, AS_TEXT, ASKED])
 def test_other_threads_run_code_of_the_module_meanwhile(
     other: str, tmp_path: Path, captures: list[tuple[int, ...]]
 ) -> None:

@@ -38,6 +38,8 @@ def _may_replace_int(source: str) -> bool:
 
     >>> _may_replace_int("def f(n: int): return int(n) if isinstance(n, (int, float)) else list(map(int, n))")
     True
+    >>> _may_replace_int("def f(n): return int.from_bytes(n)"), _may_replace_int("def f(n): return int.__repr__(n)")
+    (True, False)
     >>> _may_replace_int("KINDS = [int]"), _may_replace_int("def f(n): return n.to(int)"), _may_replace_int("")
     (True, False, False)
     """
@@ -59,7 +61,9 @@ def _allowed(node: ast.AST) -> Iterator[ast.AST]:
             yield kind
         case ast.Call(func=ast.Name("map"), args=[function, *_]):
             yield function
-        case ast.Call(func=used) | ast.Attribute(value=used):
+        case ast.Call(func=used):
+            yield used
+        case ast.Attribute(value=used, attr=name) if not name.startswith("__"):  # which the replacement has itself
             yield used
         case ast.arg(annotation=annotation) | ast.AnnAssign(annotation=annotation) if annotation is not None:
             yield from ast.walk(annotation)
