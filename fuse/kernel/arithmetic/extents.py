@@ -164,6 +164,8 @@ class Extent(int):
         return -self + other
 
     def __mul__(self, other: Any) -> Any:
+        if isinstance(other, (list, tuple)) and not self.conditions.of_text:
+            return plain(self) * other  # a list with an entry for each step, whose length is known as this size
         if not isinstance(other, int):
             return pinned(self) * other
         return self._made(plain(self) * plain(other), product_of(self.terms, terms_of(other)))
@@ -191,6 +193,8 @@ class Extent(int):
     # ---- comparison ----------------------------------------------------------------------------------------------
 
     def _compared(self, other: object, symbol: str) -> Any:
+        if hasattr(other, "compares_with_extents"):
+            return NotImplemented
         if not isinstance(other, int):
             return NotImplemented if not isinstance(other, float) else _COMPARED[symbol](pinned(self), other)
         apart = self + -other

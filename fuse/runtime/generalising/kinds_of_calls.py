@@ -236,7 +236,9 @@ class Between:
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether comparisons of sizes in ``forward`` are known and hold; runs ``forward`` if they are not known."""
         if self.common.met is None and not self.common.follow(model, args, kwargs, self.sizes):
-            self.kind.unlike = self.common.unfollowed or "forward compares sizes, or counts steps, in another way there"
+            self.kind.unlike = (
+                self.common.unfollowed or "forward compares sizes or counts steps, which tells them apart"
+            )
             self.kind.give_up(self.common)
             return False
         return self.common.met is not None and self.common.met(*self.sizes)

@@ -5,6 +5,7 @@
     if len(out) == 17:               len(out) is n0, the only size with the value of the list's length
         return out[0]
     rows = int(x.shape[1])           rows is n1
+    if t == x.shape[0] - 1:          is known without a record: in all steps but the last, t is less than n0 - 1
 
 They are used while ``forward`` runs with symbolic sizes, because these functions count without reading a size. In all
 but the last step, a count is a plain number: code that depends on it changes the graph of every longer loop too. That
@@ -15,8 +16,11 @@ steps. Where all numbers that ``forward`` computes are kept, a plain one would b
 from __future__ import annotations
 
 import builtins
+import itertools
+import operator
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,19 +45,24 @@ def counting(
     """
 
     def length(of: Any, /) -> int:
-        found = _len(of)
         if isinstance(of, _SymbolicRange):
             return of.count
-        if isinstance(of, Tensor):
+        if isinstance(of, Tensor) and of.dim():
             return rows(of)
+        found = _len(of)
         return known(found) if isinstance(of, _LONG) and not isinstance(of, torch.Size) else found
 
     def numbered(of: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
         if isinstance(of, Tensor):
             _pin_if_kept(rows(of))
+        counts: Iterator[int] = itertools.count()
+        if isinstance(of, (Tensor, list, tuple)):
+            last = (rows(of) if isinstance(of, Tensor) else known(_len(of))) - 1
+            numbers = _range(plain(symbolic(last)))
+            counts = itertools.chain(counted(numbers, last), itertools.count(_len(numbers)))
         for position, item, is_last in _with_last(of):
-            count = position if not is_last else (rows(of) if isinstance(of, Tensor) else known(position + 1)) - 1
-            yield count + start, item
+            steps = rows(of) if isinstance(of, Tensor) else known(position + 1) if is_last else 0
+            yield (steps - 1 if is_last else next(counts)) + start, item
 
     def zipped(*of: Any, **how: bool) -> Iterator[tuple[Any, ...]]:
         ranges = {position: _own(one) for position, one in _enumerate(of) if isinstance(one, (_range, _SymbolicRange))}
@@ -96,6 +105,82 @@ def _with_last(of: Any) -> Iterator[tuple[int, Any, bool]]:
         item, position = following, position + 1
 
 
+@dataclass
+class _Step:
+    """A step of a loop: whether it is the ``current`` one, or the one before it."""
+
+    current: bool = True
+
+
+class Counted(int):
+    """A count of a loop's step, or such a count plus a constant: it is less than ``bound`` at all sizes at which the
+    loop has this step and further ones. This is known while ``step`` is the current one, or the one before it: a loop
+    of another size may end with an earlier one.
+
+    >>> from fuse.kernel.arithmetic.extents import Conditions
+    >>> conditions = Conditions(of_text=False)
+    >>> steps = conditions.size("n0", 37)
+    >>> counts = counted(range(36), steps - 1)
+    >>> t = next(counts)
+    >>> t == steps - 1, steps > t + 1, t < steps, conditions.noted
+    (False, True, True, {'n0 >= 1': True})
+    >>> next(counts), next(counts), t == steps - 1, len(conditions.noted)
+    (1, 2, False, 2)
+    """
+
+    compares_with_extents = True
+    bound: Any
+    step: _Step
+
+    def __add__(self, other: Any) -> Any:
+        found = _int(self) + other
+        return _below(found, self.bound + other, self.step) if type(other) is _int else found
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if type(other) is _int else _int(self) - other
+
+    __hash__ = _int.__hash__
+
+
+def counted(numbers: Iterable[int], bound: Any) -> Iterator[int]:
+    """The numbers of a loop's steps but the last, of which each is less than ``bound``; plain ones if this is no size.
+
+    Whoever looks one step ahead has asked for the next number already.
+    """
+    before, step = _Step(), _Step()
+    for number in numbers:
+        before.current = False
+        before, step = step, _Step()
+        yield _below(number, bound, step) if _is_symbolic(bound) else number
+
+
+def _below(number: int, bound: Any, step: _Step) -> Counted:
+    found = Counted(number)
+    found.bound, found.step = bound, step
+    return found
+
+
+def _comparing(name: str, of_less: bool) -> Callable[..., Any]:
+    """A method of counts for a comparison that is ``of_less`` where the count is less than the other number."""
+    operation = getattr(operator, name)
+
+    def compared(self: Counted, other: Any) -> Any:
+        if self.step.current and _is_symbolic(other):
+            apart = symbolic(other) - symbolic(self.bound)
+            if not isinstance(apart, Extent) and apart >= 0:
+                return of_less
+        return operation(_int(self), other)
+
+    return compared
+
+
+_OF_LESS = {"__eq__": False, "__ne__": True, "__lt__": True, "__le__": True, "__gt__": False, "__ge__": False}
+for _name, _of_less in _OF_LESS.items():
+    setattr(Counted, _name, _comparing(_name, _of_less))
+
+
 class _AsRange(type):
     """Metaclass of the replacement of ``range``: instances are Python's ranges and symbolic ranges."""
 
@@ -124,7 +209,7 @@ class _SymbolicRange:
 
     def __iter__(self) -> Iterator[int]:
         _pin_if_kept(self.count)
-        yield from self._own[:-1]
+        yield from counted(self._own[:-1], self._last) if self._own.step > 0 else self._own[:-1]
         yield self._last
 
     def __reversed__(self) -> Iterator[int]:
