@@ -29,6 +29,14 @@ class Options:
     name: str = field(default="", compare=False)
 
 
+class Activation:
+    def __init__(self) -> None:
+        self.slope = 0.1
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, x * self.slope)
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +49,7 @@ class Model(nn.Module):
         self.chosen, self.fixed = {2, "two", (3, 4)}, frozenset((2, 3))
         self.settings = Settings()
         self.options = Options()
+        self.activation = Activation()
         self.same_options = [self.options]
         self.hidden = [nn.BatchNorm1d(3)]  # a module that nn.Module does not know of
 
@@ -67,6 +76,7 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "inside a nested list": lambda m: m.sizes[1].append(4),
     "an equal object of settings": lambda m: setattr(m, "options", Options()),
     "an equal object of settings, held twice": lambda m: m.same_options.__setitem__(0, Options()),
+    "inside an object that can be called": lambda m: setattr(m.activation, "slope", 0.2),
     "what an object of settings does not compare": lambda m: setattr(m.options, "name", "other"),
     "inside an object of settings": lambda m: setattr(m.settings, "layers", 3),
     "training": lambda m: m.inner.eval(),

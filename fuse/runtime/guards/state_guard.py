@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.graph.signature import Attribute
-from fuse.graph.state.object_contents import Contents, attributes_of, class_dict, contents, module_of, mro
+from fuse.graph.state.object_contents import Contents, attributes_of, contents, module_of
 from fuse.graph.state.reachable_state import GLOBAL_HOOKS
 from fuse.graph.submodule_calls import HOOKS, ReplacedForward
 from fuse.runtime.guards.call_guards import ArrayContents, same_value
@@ -360,11 +360,9 @@ def _is_as_before(expected: Any, live: Any) -> bool:
 
 
 def _is_plain_object(kind: type) -> bool:
-    """Whether objects of a class only hold attributes, such as a configuration: not callable, and not a class of
-    fuse."""
-    callables = any("__call__" in class_dict(base) for base in mro(kind))
+    """Whether objects of a class hold attributes of the user's, such as a configuration or an activation."""
     other = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
-    return not (callables or issubclass(kind, other) or str(module_of(kind)).startswith("fuse."))
+    return not (issubclass(kind, other) or str(module_of(kind)).startswith("fuse."))
 
 
 def _without_replacement(own: dict[Any, Any]) -> dict[Any, Any] | None:
