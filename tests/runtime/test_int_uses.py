@@ -7,7 +7,7 @@ import linecache
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import fuse
+from fuse.runtime.size_uses import int_uses, unrecorded_uses
 from tests.runtime.test_reaching import captures
 
 WIDTH = 8
@@ -115,3 +116,22 @@ def test_code_without_a_source_is_captured_at_its_sizes(captures: list[tuple[int
     exec(MODEL, names)
     calls(names["Converts"]())
     assert of_lengths(captures) == len(LENGTHS)
+
+
+@pytest.mark.usefixtures("captures")
+def test_the_source_is_read_once_and_not_in_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[CodeType] = []
+
+    def may_replace(code: CodeType, names: dict[str, Any]) -> bool:
+        asked.append(code)
+        return int_uses.may_replace_int(code, names)
+
+    monkeypatch.setattr(unrecorded_uses, "may_replace_int", may_replace)
+    step = "\ndef width(y): return int(y.shape[-1])\n"
+    loop = "        for y in x: x = x + y / width(y)\n        steps,"
+    model = module_of(tmp_path, step + MODEL.replace("        steps,", loop)).Converts()
+    fused = fuse.compile(model)
+    for length in LENGTHS[:4]:
+        fused(torch.randn(length, 3, WIDTH))
+    of_steps = [code for code in asked if code.co_name == "width"]
+    assert 0 < len(of_steps) < LENGTHS[0]

@@ -193,7 +193,7 @@ class Extent(int):
     # ---- comparison ----------------------------------------------------------------------------------------------
 
     def _compared(self, other: object, symbol: str) -> Any:
-        if hasattr(other, "compares_with_extents"):
+        if type(other) is not int and hasattr(other, "compares_with_extents"):
             return NotImplemented
         if not isinstance(other, int):
             return NotImplemented if not isinstance(other, float) else _COMPARED[symbol](pinned(self), other)

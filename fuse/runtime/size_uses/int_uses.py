@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
 
 
 def may_replace_int(code: CodeType, names: dict[str, Any]) -> bool:

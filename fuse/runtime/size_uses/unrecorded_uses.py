@@ -71,6 +71,7 @@ def recording_uses(
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[tuple[int, int], tuple[dict[str, Any], Mapping[str, Any]]] = {}
+    known_code: dict[CodeType, bool] = {}  # of all code that was called
     if sys.getprofile() is not None:
         refuse("a Python profiler is active")
         yield
@@ -83,20 +84,25 @@ def recording_uses(
             given[key] = to, added
             to.update(added)
 
-    def watch(frame: FrameType, event: str, called: Any) -> None:
-        running.pop(frame, None)
-        if event == "c_call" and called is not sys.setprofile:  # after which nothing is seen
-            running[frame] = called
-        if event not in ("call", "c_call", "return"):
-            return
-        if event == "c_call" and called.__name__ == _HOOKING:
-            refuse("saved tensors have hooks")
-        name = frame.f_globals.get("__name__", "")
-        module = name.partition(".")[0]
-        known = module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__")
-        converts = event == "call" and (not known or name.startswith(_LAYERS)) and _converts(frame.f_code)
+    def begin(frame: FrameType) -> bool:
+        """Whether code that is called the first time is torch's, Python's or ours; it gets a replacement of ``int``."""
+        known, name = _is_known(frame), frame.f_globals.get("__name__", "")
+        converts = (not known or name.startswith(_LAYERS)) and _converts(frame.f_code)
         if converts and may_replace_int(frame.f_code, frame.f_globals):
             give(frame.f_globals, _INTEGERS)
+        return known_code.setdefault(frame.f_code, known)
+
+    def watch(frame: FrameType, event: str, called: Any) -> None:
+        running.pop(frame, None)
+        if event == "c_call":
+            if called is not sys.setprofile:  # after which nothing is seen
+                running[frame] = called
+            if called.__name__ == _HOOKING:
+                refuse("saved tensors have hooks")
+        elif event not in ("call", "return"):
+            return
+        if (known := known_code.get(frame.f_code)) is None:
+            known = begin(frame) if event == "call" else _is_known(frame)
         if known:
             return
         if event == "return":
@@ -125,6 +131,12 @@ def recording_uses(
             for name, one in added.items():
                 if of.get(name) is one:
                     del of[name]
+
+
+def _is_known(frame: FrameType) -> bool:
+    """Whether code is torch's, Python's or ours."""
+    module = frame.f_globals.get("__name__", "").partition(".")[0]
+    return module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__")
 
 
 def _place(frame: FrameType) -> str:

@@ -1,4 +1,4 @@
-"""What a call did: its launches, counted where each is made, and why something ran eager or was captured again."""
+"""The record of a call: launches, counted where each is made, and why something ran eager or was captured again."""
 
 from __future__ import annotations
 

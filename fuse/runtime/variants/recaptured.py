@@ -1,9 +1,11 @@
 """Why a call is captured although others were: how it differs from the captured call that is most like it.
 
-captured                          a later call
-f(x [5, 3]), f(x [9, 3])          f(x [9, 4])         x has shape [9, 4] instead of [9, 3]
-under torch.no_grad()             with gradients      torch.is_grad_enabled() is True instead of False
-model.eval()                      model.train()       training of the model changed
+    captured                          a later call
+    f(x [5, 3]), f(x [9, 3])          f(x [9, 4])         x has shape [9, 4] instead of [9, 3]
+    under torch.no_grad()             with gradients      torch.is_grad_enabled() is True instead of False
+    model.eval()                      model.train()       training of the model changed
+
+Objects of the user are named by their class: their methods are not called.
 """
 
 from __future__ import annotations
