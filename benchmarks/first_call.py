@@ -1,6 +1,6 @@
 """First calls of the LiGRU loop of https://github.com/pytorch/pytorch/issues/97155 and of an LSTM loop, caches cold.
 
-    64 and 1,024 steps, and then another length      each in a process of its own
+    64 and 1,024 steps, and then three other lengths      each in a process of its own
 
 The seconds are those of ``fused(x)``; torch is imported before. Beside them the processor's, of this process and of the
 compiler that it calls: they tell more where other programs run.
@@ -28,17 +28,19 @@ ROUNDS = 3
 MODELS = {"ligru": 1, "lstm_loop": 0}
 """With the dimension of the input that is time."""
 LENGTHS = (64, 1024)
+OTHERS = {"another_length": 3 / 4, "third_length": 7 / 8, "fourth_length": 13 / 16}
+"""Further calls, and their shares of all steps."""
 
 
 def measured(model: str, steps: int) -> dict[str, float]:
-    """Seconds of the first call in this process, and of one more with another length."""
+    """Seconds of the first call in this process, and of further ones with other lengths."""
     loaded = load(str(ROOT / "models" / f"{model}.py"), settings=(f"seq_length={steps}",), real=True)
     (x,) = loaded.args
-    shorter = x.narrow(MODELS[model], 0, steps * 3 // 4).contiguous()
+    others = {name: x.narrow(MODELS[model], 0, int(steps * share)).contiguous() for name, share in OTHERS.items()}
     fused = fuse.compile(loaded.model)
     found = {}
     with torch.no_grad():
-        for name, argument in (("first", x), ("another_length", shorter)):
+        for name, argument in {"first": x, **others}.items():
             started, used = time.perf_counter(), processor_seconds()
             fused(argument)
             found[name] = time.perf_counter() - started

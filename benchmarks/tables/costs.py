@@ -39,17 +39,18 @@ def overhead_table(results: dict[str, Any]) -> list[str]:
 
 
 def first_call_table(results: dict[str, Any]) -> list[str]:
-    """A row a loop and length: seconds of the first call and of one with another length, by the clock and of the
+    """A row a loop and length: seconds of the first call and of those with other lengths, by the clock and of the
     processor."""
     lines = [
-        "| loop | first call s | processor s | call with another length s | processor s |",
-        f"|---{'|--:' * 4}|",
+        "| loop | first call s | processor s | second length s | processor s | third length s | processor s "
+        "| fourth length s | processor s |",
+        f"|---{'|--:' * 8}|",
     ]
     shown = not overloaded(results)
     for case in results["cases"]:
         seconds = case["seconds"]
         cells = [f"`models/{case['model']}.py`, {case['steps']:,} steps"]
-        for name in ("first", "another_length"):
+        for name in ("first", "another_length", "third_length", "fourth_length"):
             cells += [f"{seconds[name]:.2f}" if shown else LEFT_OUT, f"{seconds[f'{name}_processor']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
