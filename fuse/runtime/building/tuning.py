@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +29,8 @@ FEWEST_ROUNDS = 3
 """Rounds that are measured however long they take: the shortest counts, so that one undisturbed round is enough."""
 CLEARLY = 0.97
 """A time is clearly shorter than another if it is less than this part of it."""
+
+Word = TypeVar("Word", str, str | None)
 
 _SUFFIX = ".txt"
 _known: dict[str, str] = {}
@@ -82,15 +85,17 @@ def _measured(candidates: Mapping[str, Callable[[], object]], clock: Callable[[]
     return best if least[best] < CLEARLY * least[first] else first
 
 
-def kept(key: str, known: Collection[str], measure: Callable[[], str], what: str) -> str:
-    """The cached result of ``measure``, one of the words ``known``; ``what`` names it in a warning if it is not
-    cached."""
+def kept(key: str, known: Collection[str], measure: Callable[[], Word], what: str) -> str | Word:
+    """The cached result of ``measure``, one of the words ``known``, or None, which is not cached; ``what`` names it in
+    a warning if it cannot be cached."""
     found = cache.find(key, _SUFFIX)
     word = found[1].decode(errors="replace") if found else ""
-    if word not in known:
-        word = measure()
+    if word in known:
+        return word
+    measured = measure()
+    if measured is not None:
         try:
-            cache.store(key, word.encode(), _SUFFIX)
+            cache.store(key, measured.encode(), _SUFFIX)
         except OSError as error:
             cache.warn_once(f"{what} cannot be kept ({error.strerror}): it is measured once a process")
-    return word
+    return measured

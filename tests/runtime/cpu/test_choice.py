@@ -156,3 +156,14 @@ def test_what_the_library_takes_is_measured_once_a_machine(monkeypatch: pytest.M
     blas_speed.is_slow.cache_clear()
     assert not blas_speed.is_slow()
     blas_speed.is_slow.cache_clear()
+
+
+def test_a_busy_machine_tells_nothing(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+    """Threads that share a processor make a fast library seem slow: the next process measures again."""
+    measured, taken_off = iter([2.0, 2.0]), iter([0, blas_speed.BUSY, 0, 0])
+    monkeypatch.setattr(blas_speed, "times_slower", lambda: next(measured))
+    monkeypatch.setattr(blas_speed, "_times_taken_off", lambda: next(taken_off))
+    for slow in (False, True):
+        blas_speed.is_slow.cache_clear()
+        assert blas_speed.is_slow() == slow
+    blas_speed.is_slow.cache_clear()
