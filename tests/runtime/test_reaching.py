@@ -15,9 +15,10 @@ from torch import Tensor, nn
 import fuse
 from fuse.graph.capture import capture_short
 from fuse.runtime import known_variants, making
-from fuse.runtime.generalising import kinds_of_calls
+from fuse.runtime.generalising import generalised, kinds_of_calls
 from fuse.runtime.generalising.generalised import Generalised
-from fuse.runtime.sizes import patience, reaching
+from fuse.runtime.size_uses.size_reads import size_conditions
+from fuse.runtime.sizes import other_sides, patience, reaching
 from fuse.runtime.sizes.patience import Patience
 from fuse.runtime.sizes.reaching import DISTANCE
 from tests.fuzz.sizes import WIDTH, Model, attention, branch, train
@@ -63,6 +64,30 @@ def test_one_capture_further_out_serves_what_lies_between(
     assert len(made) <= 3
     assert max(made) >= 30 + DISTANCE
     assert min(made) <= 5
+
+
+@pytest.mark.parametrize("lengths", [(300, 240, 270, 297, 251, 33), (320, 256, 288, 299, 60)])
+def test_a_long_loop_is_captured_and_followed_at_few_steps(
+    lengths: tuple[int, ...], captures: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step takes a millisecond: calls between the first two lengths need none of theirs."""
+    followed: list[int] = []
+
+    def follow(model: nn.Module, args: tuple[Tensor, ...], *more: object) -> object:
+        followed.append(args[0].shape[0])
+        return size_conditions(model, args, *more)  # type: ignore[arg-type]
+
+    for module in (generalised, other_sides):
+        monkeypatch.setattr(module, "size_conditions", follow)
+    model = Model(loop).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for length in lengths:
+        infer(model, double, fused, torch.randn(length, 3, WIDTH))
+        assert not fused.last_run.fallbacks
+    made_up = [shape[0] for shape in captures if shape[0] not in lengths]
+    assert len(captures) - len(made_up) == 2
+    assert followed
+    assert max(made_up + followed) <= 200
 
 
 class Cache(nn.Module):

@@ -24,6 +24,8 @@ from fuse.kernel.sizes.region_text import Numbers
 
 CANDIDATES = 24
 """Random choices of small sizes, and as many of large ones; the best of each is taken."""
+SPAN = 128
+"""Sizes are at most so much above the least captured ones: a loop takes as many steps."""
 
 
 def probe_sizes(
@@ -43,10 +45,11 @@ def probe_sizes(
         constants: those that are the same at all sizes.
     """
 
-    def chances(sizes: Numbers) -> tuple[int, int]:
-        return sum(size in constants for size in all_sizes(*sizes)), _by_chance(sizes, numbers(*sizes))
+    def chances(sizes: Numbers) -> tuple[int, int, int]:
+        return sum(size in constants for size in all_sizes(*sizes)), _by_chance(sizes, numbers(*sizes)), sum(sizes)
 
     draw = random.Random(0)
+    bounds = [(least, min(largest, least + step * (SPAN // step)), step) for least, largest, step in bounds]
     found: list[Numbers] = []
     for half in range(2):
         tried = [tuple(_drawn(draw, half, *bound) for bound in bounds) for _ in range(CANDIDATES)]

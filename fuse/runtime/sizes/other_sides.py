@@ -42,6 +42,8 @@ MOST_SIDES = 2
 """Most other sides that are captured."""
 MOST_COMPARISONS = 4
 """Most comparisons of a model with such sides: where there are more, steps are counted (``while t < T``)."""
+LARGEST_FOLLOWED = 128
+"""The largest size at which ``forward`` runs to find its comparisons."""
 FURTHEST = 1024
 """The largest size that is tried."""
 CHOSEN = 2, 5
@@ -83,45 +85,57 @@ def _made_up(maker: Maker, call: ModelCall, varying: Sequence[VaryingSize]) -> I
     several = len(set(map(id, tensors))) < len(tensors)
     if not varying or several or not all(is_dense(tensors[i]) for size in varying for (i, _), _ in size.places):
         return
+    taken = {n for tensor in (*tensors, *maker.tensors()) for n in tensor.shape}
+    now = tuple(size.now for size in varying)
+    followed = dict(zip(varying, _followed(now, taken), strict=True))
     conditions = Conditions(of_text=False)
     formulas: dict[int, Any] = {}
-    for number, size in enumerate(varying):
-        extent = conditions.size(f"n{number}", size.now)
-        formulas.update((size.now + shift, extent + shift) for _, shift in size.places)
+    for number, (size, value) in enumerate(followed.items()):
+        extent = conditions.size(f"n{number}", value)
+        formulas.update((value + shift, extent + shift) for _, shift in size.places)
+    at = call_at(call, tensors, followed)
     with torch.no_grad(), contextlib.suppress(Unfollowed):  # what was noted until then are comparisons, too
-        integers = integers_of(call.leaves)
-        size_conditions(maker.model, call.args, call.kwargs, formulas, integers, conditions, gradients=False)
-    taken = {n for tensor in (*tensors, *maker.tensors()) for n in tensor.shape}
+        size_conditions(maker.model, at.args, at.kwargs, formulas, integers_of(at.leaves), conditions, gradients=False)
     earlier = list(zip(*(size.earlier for size in varying), strict=True))
-    for sizes in other_sides(conditions, len(varying), earlier, taken):
+    for sizes in other_sides(conditions, now, earlier, taken):
         yield [call_at(call, tensors, dict(zip(varying, of, strict=True))) for of in sizes]
 
 
+def _followed(now: Numbers, taken: set[int]) -> Numbers:
+    """The sizes at which ``forward`` runs: those that it has now, or smaller ones, since a loop takes as many steps.
+
+    >>> _followed((1024, 8, 1000), {128})
+    (129, 8, 130)
+    """
+    return _moved(tuple(min(size, LARGEST_FOLLOWED) for size in now), (LARGEST_FOLLOWED,) * len(now), taken)
+
+
 def other_sides(
-    conditions: Conditions, sizes: int, earlier: Sequence[Numbers], taken: set[int]
+    conditions: Conditions, now: Numbers, earlier: Sequence[Numbers], taken: set[int]
 ) -> Iterator[list[Numbers]]:
-    """For each other side, sizes that are on it: two choices, or one if ``earlier`` sizes are on it. ``sizes`` is the
-    count of those that vary, which come first in the ``conditions``; ``taken`` are other numbers of the model.
+    """For each other side than sizes have ``now``, sizes that are on it: two choices, or one if ``earlier`` sizes are
+    on it. Those that vary come first in the ``conditions``; ``taken`` are other numbers of the model.
 
     >>> conditions = Conditions()
     >>> steps, batch = conditions.size("n0", 11), conditions.size("n1", 5)
     >>> steps > 12, -steps % 64 == 0
     (False, False)
-    >>> list(other_sides(conditions, 2, [(99, 7)], {8}))
+    >>> list(other_sides(conditions, (11, 5), [(99, 7)], {8}))
     [[(18, 6)], [(192, 6), (384, 7)]]
     """
-    tests = dict(_tests(conditions))
-    if len(tests) > MOST_COMPARISONS:
+    functions = {text: conditions.function(text) for text in _tests(conditions)}
+    if len(functions) > MOST_COMPARISONS:
         return
-    unknown = (LEAST_LOWERED,) * (len(conditions.sizes) - sizes)
-    now = conditions.values[:sizes]
-    functions = {text: conditions.function(text) for text in tests}
+    unknown = (LEAST_LOWERED,) * (len(conditions.sizes) - len(now))
+    tests = {text: bool(function(*now, *unknown)) for text, function in functions.items()}
 
     def differs(text: str, at: Numbers) -> bool:
         return bool(functions[text](*at, *unknown)) is not tests[text]
 
     for text in list(tests)[:MOST_SIDES]:
-        places = [(i, n) for i in range(sizes) for n in range(LEAST_LOWERED, FURTHEST + 1) if n not in {*taken, *now}]
+        places = [
+            (i, n) for i in range(len(now)) for n in range(LEAST_LOWERED, FURTHEST + 1) if n not in {*taken, *now}
+        ]
         tried = [(*now[:i], n, *now[i + 1 :]) for i, n in places]
         found = [one for one in tried if differs(text, one)]
         found.sort(key=lambda one: (sum(differs(other, one) for other in tests), _distance(one, now)))
@@ -134,15 +148,14 @@ def other_sides(
             yield moved
 
 
-def _tests(conditions: Conditions) -> Iterator[tuple[str, bool]]:
-    """The comparisons of known sizes that have two sides, as Python expressions, with their outcomes."""
-    for text, outcome in conditions.noted.items():
+def _tests(conditions: Conditions) -> Iterator[str]:
+    """The comparisons of known sizes that have two sides, as Python expressions."""
+    for text in conditions.noted:
         if "(" in text and UNKNOWN not in text and "==" not in text and "!=" not in text:  # no bound of one size
-            yield text, outcome
+            yield text
     for text, python in conditions.quotients.items():
         if text.startswith("fuse_size_remainder(") and UNKNOWN not in python:
-            zero = f"{python} == 0"
-            yield zero, bool(conditions.function(zero)(*conditions.values))
+            yield f"{python} == 0"
 
 
 def _distance(one: Numbers, other: Numbers) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from math import prod
 
 from torch import nn
 from torch.fx import GraphModule
@@ -66,7 +67,7 @@ def reached(
     first = kind.reaches == MOST_REACHED or (
         bool(refuted) and not any(member.call.made_up for member in beyond.common.members)
     )
-    for choose in (largest_sizes, least_sizes, few_steps, near_sizes, these_sizes):
+    for choose in (least_sizes, few_steps, between_steps, largest_sizes, near_sizes, these_sizes):
         known = kind.between(given, told, refuted)
         if known is None or (known.within and not first):
             return known
@@ -92,25 +93,40 @@ def largest_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers 
             beyond = True
         else:
             further = largest + DISTANCE if largest <= NEAR else size
-            found.append(further + (step > 1 and (further - size) % step == 0))
-    return tuple(found) if beyond else None
+            found.append(further + (largest <= NEAR and step > 1 and (further - size) % step == 0))
+    return tuple(found) if beyond and tuple(found) != sizes else None
 
 
 def least_sizes(common: Generalised, sizes: Numbers, anyway: bool, fewest: int = LEAST_LOWERED) -> Numbers | None:
     """The least sizes from ``fewest`` on that vary, with those that operators compute from them. None if no size is
-    below the range (unless ``anyway``), or if those are known."""
+    below the range, or between two steps (unless ``anyway``), or if those are known.
+
+    A size between two steps is moved down by a multiple of the step, so that it will be in the range.
+    """
     bounds = common.bounds()
-    least = tuple(had - step * max((had - fewest) // step, 0) for had, _, step in bounds)
-    while not common.are_told(least) and least != tuple(had for had, *_ in bounds):
-        least = tuple(min(size + step, had) for size, (had, _, step) in zip(least, bounds, strict=True))
-    below = any(size < had for size, (had, *_) in zip(sizes, bounds, strict=True))
+    begun = tuple(
+        size if (size - had) % step and size > had else had for size, (had, _, step) in zip(sizes, bounds, strict=True)
+    )
+    steps = [step for *_, step in bounds]
+    least = tuple(had - step * max((had - fewest) // step, 0) for had, step in zip(begun, steps, strict=True))
+    while not common.are_told(least) and least != begun:
+        least = tuple(min(size + step, had) for size, had, step in zip(least, begun, steps, strict=True))
+    wanted = any(size < had or (size - had) % step for size, (had, _, step) in zip(sizes, bounds, strict=True))
     known = all(size == had for size, (had, *_) in zip(least, bounds, strict=True))
-    return least if (below or anyway) and not known else None
+    return least if (wanted or anyway) and not known else None
 
 
 def few_steps(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
     """The least sizes at which loops are rolled."""
     return least_sizes(common, sizes, anyway, FEW_STEPS)
+
+
+def between_steps(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
+    """The least sizes of the range, with those that are in large steps moved between two steps, so that all sizes are
+    known. None if there are no such steps (or not ``anyway``)."""
+    bounds = common.bounds()
+    found = tuple(least + (step > 1 and largest > NEAR) for least, largest, step in bounds)
+    return found if anyway and found != tuple(least for least, *_ in bounds) else None
 
 
 def near_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
@@ -153,7 +169,7 @@ def _further_call(model: nn.Module, call: ModelCall, beyond: Between, sizes: Num
     common = beyond.common
     if sizes is None or beyond.kind.reaches <= 0:
         return None
-    like = Between(beyond.kind, common, common.had()[-1])
+    like = Between(beyond.kind, common, min(common.had(), key=prod))
     if common.checked and common.met is None and not like.follow(model, call.args, call.kwargs):
         return None
     if common.checked and not (common.met is not None and common.met(*beyond.sizes) and common.met(*sizes)):
