@@ -44,6 +44,8 @@ class Conditions:
         computed: the polynomials of all extents that are made, with their values. If None, which nobody asks for, a
             quotient pins what it is computed from, unless ``of_text``.
         of_text: whether an extent prints as its polynomial; otherwise printing or hashing an extent pins it.
+        told: is called for each comparison, with its text, the polynomial that is compared with zero, its value, and
+            the comparison's symbol.
     """
 
     sizes: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class Conditions:
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False, compare=False)
     computed: dict[Terms, int] | None = None
     of_text: bool = True
+    told: Callable[[str, Terms, int, str], None] | None = field(default=None, compare=False)
 
     def size(self, name: str, value: int, usual: int | None = None) -> Extent:
         """A new size, ``name`` in kernels and conditions; costs are estimated with ``usual`` (default: ``value``)."""
@@ -78,6 +81,13 @@ class Conditions:
     def extent(self, name: str) -> Extent:
         """The size with this name."""
         return Extent(self.values[self.sizes.index(name)], (((name,), 1),), self)
+
+    def note(self, apart: Extent, symbol: str, outcome: bool) -> None:
+        """Record a comparison with zero."""
+        text = f"{self.python(apart.terms)} {symbol} 0"
+        self.noted[text] = outcome
+        if self.told is not None:
+            self.told(text, apart.terms, plain(apart), symbol)
 
     def python(self, terms: Terms) -> str:
         """A polynomial as a Python expression."""
@@ -198,7 +208,7 @@ class Extent(int):
         if not isinstance(other, int):
             return NotImplemented if not isinstance(other, float) else _COMPARED[symbol](pinned(self), other)
         apart = self + -other
-        outcome = _COMPARED[symbol](plain(apart), 0)
+        outcome = outcome_of(symbol, plain(apart))
         if not isinstance(apart, Extent):
             return outcome
         lowest, highest = least(apart), -least(-apart)
@@ -209,7 +219,7 @@ class Extent(int):
             or (highest == 0 and symbol in (">", "<="))
         ):
             return outcome
-        self.conditions.noted[f"{self.conditions.python(apart.terms)} {symbol} 0"] = outcome
+        self.conditions.note(apart, symbol, outcome)
         return outcome
 
     def __eq__(self, other: object) -> Any:
@@ -325,6 +335,15 @@ _COMPARED: dict[str, Callable[[float, float], bool]] = {
 for _symbol, _compare in _COMPARED.items():
     if _symbol != "==":  # which has a method of its own
         setattr(Extent, f"__{_compare.__name__}__", _comparing(_symbol))
+
+
+def outcome_of(symbol: str, value: int) -> bool:
+    """The outcome of a comparison with zero.
+
+    >>> outcome_of(">=", 0), outcome_of("<", 5)
+    (True, False)
+    """
+    return bool(_COMPARED[symbol](value, 0))
 
 
 def plain(number: int) -> int:

@@ -41,6 +41,7 @@ from fuse.graph.values.whole_slices import slices_of
 from fuse.kernel.arithmetic.extents import LEAST_LOWERED, Conditions, Extent
 from fuse.runtime.size_uses.counting import counting
 from fuse.runtime.size_uses.forward_numbers import UNKNOWN
+from fuse.runtime.size_uses.loop_conditions import LoopConditions
 from fuse.runtime.size_uses.sizes_of_fakes import CUTS, CUTTING, SizesOfFakes
 from fuse.runtime.size_uses.unrecorded_uses import recording_uses
 from fuse.runtime.size_uses.watched_integers import WatchedInteger, passed, symbolic, watched
@@ -87,6 +88,8 @@ def size_conditions(
         CaptureError: the call cannot be captured.
     """
     following = _Following(formulas, integers, conditions, watched)
+    loops = LoopConditions()
+    conditions.told = loops.note
     if conditions.computed is not None:
         following.give((args, kwargs), layouts)
 
@@ -97,6 +100,7 @@ def size_conditions(
 
     settled(record, ())
     following.check()
+    loops.drop(conditions)
     return tuple(following.counted), following.told
 
 

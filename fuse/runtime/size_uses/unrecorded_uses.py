@@ -2,7 +2,7 @@
 
     math.log2(x.shape[0])            C code reads the number: recorded as n0 == 37
     from math import log2            a function under its own name cannot be replaced: refused
-    for step in x: steps += 1        counts steps without reading a size: refused
+    for step in x: steps += 1        counts steps without reading a size: refused if steps is used after the loop
     for step in x: place += hop      counts if hop is a plain number: place is noted
     self.factors[x.shape[0]]         indexing of lists (of numbers or functions), strings, arrays reads it: such code
                                      runs again with watched sizes, which record that
@@ -34,7 +34,9 @@ import torch
 
 from fuse.graph.patches.patched import patched
 from fuse.kernel.arithmetic.extents import pinned
+from fuse.runtime.size_uses.bytecode_uses import instructions, is_constant, use_of
 from fuse.runtime.size_uses.counting import Int
+from fuse.runtime.size_uses.hand_counters import added_up, counters, counts
 from fuse.runtime.size_uses.int_uses import may_replace_int
 
 _MATH = {
@@ -49,6 +51,10 @@ _INTEGERS = {"int": Int}
 _LAYERS = "torch.nn.modules."
 """torch's own layers, of which some read a size as ``int(batch_sizes[0])``."""
 _NUMBER_IN_TEXT = re.compile(r"%[^%]*?[diouxXc]")
+_LOOKING_UP = frozenset({"__delitem__", "__getitem__", "__setitem__", "insert", "pop", "rotate"})
+"""Methods of lists and the like that are given a position."""
+_GETTERS = frozenset({"islice", "itemgetter"})
+"""Classes of Python's library that are given a position."""
 _HOOKING = "_push_saved_tensors_default_hooks"
 
 
@@ -92,6 +98,13 @@ def recording_uses(
             give(frame.f_globals, _INTEGERS)
         return known_code.setdefault(frame.f_code, known)
 
+    def look_up(frame: FrameType, in_tables: bool) -> None:
+        """Note whether code looks up in tables."""
+        if in_tables and counters(frame.f_code):
+            refuse(f"{_place(frame)} counts steps")
+        elif in_tables and not watched:
+            unwatched()
+
     def watch(frame: FrameType, event: str, called: Any) -> None:
         running.pop(frame, None)
         if event == "c_call":
@@ -106,17 +119,22 @@ def recording_uses(
         if known:
             return
         if event == "return":
-            for name in _added_up(frame.f_code):
+            for name in added_up(frame.f_code):
                 if type(found := frame.f_locals.get(name)) is int:
                     count(found)
+            look_up(frame, _has_local_tables(frame))
+            if frame.f_back is not None and looks_up(frame.f_back.f_code) and _is_table(called):
+                unwatched()
         elif event == "call":
             give(frame.f_globals, names)
-            if _counts(frame.f_code) or _counts_on(frame):
+            if counts(frame.f_code) or _counts_on(frame):
                 refuse(f"{_place(frame)} counts steps")
             elif _formats_or_asks_types(frame.f_code):
                 refuse(f"{_place(frame)} formats numbers, or asks whether a type is int")
-            elif not watched and _looks_up_in_tables(frame):
-                unwatched()
+            else:
+                look_up(frame, _looks_up_in_tables(frame))
+        elif called.__name__ in _LOOKING_UP and _is_table(called.__self__):
+            look_up(frame, True)
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{_place(frame)} calls {called.__name__}")
 
@@ -158,40 +176,6 @@ def _counts_on(frame: FrameType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _counts(code: CodeType) -> bool:
-    """Whether code counts the steps of a loop: adds a constant in each, or yields or lists one for each.
-
-    >>> def steps(x):
-    ...     n = 0
-    ...     for _ in x:
-    ...         n += 1
-    ...     return n
-    >>> def last(x):
-    ...     n = len(x) - 1
-    ...     for y in x:
-    ...         y = y * 2
-    ...     return y + n
-    >>> _counts(steps.__code__), _counts(last.__code__), _counts((lambda sizes: (*sizes, -1)).__code__)
-    (True, False, False)
-    """
-    found, is_inside = _instructions(code)
-    for place, one in enumerate(found[:-1]):
-        if not one.opname.startswith("LOAD_") or type(one.argval) is not int or "CONST" not in one.opname:
-            continue
-        then, stored = found[place + 1], found[place + 2] if place + 2 < len(found) else None
-        if then.opname == "YIELD_VALUE" or (then.opname == "LIST_APPEND" and then.arg != 1):  # no ``[*sizes, 1]``
-            return True
-        if then.opname != "BINARY_OP" or stored is None:
-            continue
-        inside = is_inside(one.offset)
-        again = stored.opname.startswith("STORE_") and place and found[place - 1].argval == stored.argval
-        lasting = stored.opname in ("STORE_DEREF", "STORE_GLOBAL", "SWAP")
-        if (then.argrepr in ("+=", "-=") and (inside or lasting)) or (then.argrepr in ("+", "-") and inside and again):
-            return True
-    return False
-
-
-@functools.lru_cache(maxsize=4096)
 def _converts(code: CodeType) -> bool:
     """Whether code calls ``int``, or may have ``map`` call it.
 
@@ -202,32 +186,6 @@ def _converts(code: CodeType) -> bool:
         return False
     loads = (one.argrepr for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL" and one.argval == "int")
     return any("NULL" in text or "map" in code.co_names for text in loads)
-
-
-@functools.lru_cache(maxsize=4096)
-def _added_up(code: CodeType) -> tuple[str, ...]:
-    """The local variables to which code assigns sums, products and the like in a loop.
-
-    >>> def places(x, hop):
-    ...     place, n = 0, len(x) - 1
-    ...     for y in x:
-    ...         place = place + hop
-    ...         last = y
-    ...     return place
-    >>> _added_up(places.__code__)
-    ('place',)
-    """
-    found, is_inside = _instructions(code)
-    sums = (stored for one, stored in itertools.pairwise(found) if one.opname == "BINARY_OP")
-    names = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
-    return tuple({one.argval: None for one in sums if one.opname in names and is_inside(one.offset)})
-
-
-def _instructions(code: CodeType) -> tuple[list[dis.Instruction], Callable[[int], bool]]:
-    """The instructions of code, and whether one at an offset is inside of a loop."""
-    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
-    loops = [(one.argval, one.offset) for one in found if "JUMP_BACKWARD" in one.opname]
-    return found, lambda offset: any(start <= offset <= end for start, end in loops)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -244,23 +202,66 @@ def _formats_or_asks_types(code: CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _looks_up(code: CodeType) -> bool:
+def looks_up(code: CodeType) -> bool:
     """Whether code indexes or slices by anything but a constant.
 
-    >>> def of(code): return _looks_up(compile(code, "", "eval"))
+    >>> def of(code): return looks_up(compile(code, "", "eval"))
     >>> of("t[n]"), of("t[:n]"), of("t[n % 3]"), of("t[0]"), of("t[-1]"), of("t['a']"), of("t + n")
     (True, True, True, False, False, False, False)
     """
-    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
     return any(
         one.opname == "BINARY_SLICE"
         or ((one.opname == "BINARY_SUBSCR" or one.argrepr == "[]") and "CONST" not in before.opname)
-        for before, one in itertools.pairwise(found)
+        for before, one in itertools.pairwise(instructions(code))
     )
 
 
 def _looks_up_in_tables(frame: FrameType) -> bool:
-    return _looks_up(frame.f_code) and any(map(_is_table, _named(frame)))
+    if _GETTERS.intersection(frame.f_code.co_names):
+        return True
+    return looks_up(frame.f_code) and (_looks_up_results(frame.f_code) or any(map(_is_table, _named(frame))))
+
+
+@functools.lru_cache(maxsize=4096)
+def _looks_up_results(code: CodeType) -> bool:
+    """Whether code may look up in a table that has no name.
+
+    >>> def of(code): return _looks_up_results(compile(code, "", "eval"))
+    >>> of("(1, 2)[n]"), of("[a, b][n]"), of("table()[n]"), of("table()[0]"), of("t[n]"), of("self.t[n]")
+    (True, True, True, False, False, False)
+    """
+    found = instructions(code)
+    made = ("CALL", "CALL_FUNCTION_EX", "BUILD_LIST", "BUILD_TUPLE", "LIST_EXTEND")
+    return any(
+        use_of(found, place) == "container"
+        for place, one in enumerate(found)
+        if one.opname in made or (is_constant(one) and isinstance(one.argval, (tuple, str, bytes)))
+    )
+
+
+def _has_local_tables(frame: FrameType) -> bool:
+    """Whether code has looked up in a table that it has made."""
+    names = _local_containers(frame.f_code) if looks_up(frame.f_code) else ()
+    return bool(names) and any(_is_table(frame.f_locals.get(name)) for name in names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _local_containers(code: CodeType) -> frozenset[str]:
+    """The local variables that code may index by anything but a constant.
+
+    >>> def forward(x, n):
+    ...     table, sizes = [1.0, 2.0], (3, 4)
+    ...     return x * table[n] + sizes[0]
+    >>> sorted(_local_containers(forward.__code__))
+    ['table']
+    """
+    found = instructions(code)
+    loads = ((place, one) for place, one in enumerate(found) if one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")))
+    kept: set[str] = set()
+    for place, one in loads:
+        if isinstance(one.argval, tuple) or use_of(found, place) in ("container", None):
+            kept.update(one.argval if isinstance(one.argval, tuple) else (one.argval,))
+    return frozenset(kept)
 
 
 def _named(frame: FrameType) -> Iterator[Any]:
