@@ -47,7 +47,11 @@ NEAR_DISTANCE = 16
 """The same where a model has no sizes so far out, such as a table of positions with few rows."""
 NEAR = 128
 """The largest size within the range that is moved above it, too: a loop of ``DISTANCE`` more steps is captured in a
-fifth of a second."""
+fifth of a second. With larger sizes, smaller ones are captured first."""
+
+Choose = Callable[[Generalised, Numbers, bool], Numbers | None]
+"""Chooses the sizes of a made-up call from a generalised graph, the sizes of a call, and whether to extend it anyway;
+None if there are none to choose."""
 
 
 @without_garbage_collection()
@@ -67,7 +71,7 @@ def reached(
     first = kind.reaches == MOST_REACHED or (
         bool(refuted) and not any(member.call.made_up for member in beyond.common.members)
     )
-    for choose in (least_sizes, few_steps, between_steps, largest_sizes, near_sizes, these_sizes):
+    for choose in (*_directions(beyond), near_sizes, these_sizes):
         known = kind.between(given, told, refuted)
         if known is None or (known.within and not first):
             return known
@@ -75,6 +79,14 @@ def reached(
         if further is not None and further.key not in kind.useless:
             _take(maker, new_sizes, further, known, given, told)
     return kind.between(given, told, refuted)
+
+
+def _directions(beyond: Between) -> tuple[Choose, ...]:
+    """The order of directions: long loops are captured, and then followed, at few steps first. Small sizes may be other
+    numbers of the model, too, so that it is followed at larger ones."""
+    down = least_sizes, few_steps, between_steps
+    is_long = max((*beyond.sizes, *(largest for _, largest, _ in beyond.common.bounds()))) > NEAR
+    return (*down, largest_sizes) if is_long else (largest_sizes, *down)
 
 
 def largest_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
@@ -99,7 +111,7 @@ def largest_sizes(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers 
 
 def least_sizes(common: Generalised, sizes: Numbers, anyway: bool, fewest: int = LEAST_LOWERED) -> Numbers | None:
     """The least sizes from ``fewest`` on that vary, with those that operators compute from them. None if no size is
-    below the range, or between two steps (unless ``anyway``), or if those are known.
+    below the range, or between two steps (unless ``anyway``), or if those are known, or ``sizes`` themselves.
 
     A size between two steps is moved down by a multiple of the step, so that it will be in the range.
     """
@@ -113,7 +125,7 @@ def least_sizes(common: Generalised, sizes: Numbers, anyway: bool, fewest: int =
         least = tuple(min(size + step, had) for size, had, step in zip(least, begun, steps, strict=True))
     wanted = any(size < had or (size - had) % step for size, (had, _, step) in zip(sizes, bounds, strict=True))
     known = all(size == had for size, (had, *_) in zip(least, bounds, strict=True))
-    return least if (wanted or anyway) and not known else None
+    return least if (wanted or anyway) and not known and least != sizes else None
 
 
 def few_steps(common: Generalised, sizes: Numbers, anyway: bool) -> Numbers | None:
