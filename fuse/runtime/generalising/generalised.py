@@ -276,9 +276,12 @@ class Generalised:
         """One run of ``forward`` at these sizes, with watched sizes if need be; None if it fails."""
         try:
             return self._run_once(model, args, kwargs, sizes)
-        except NeedsWatching:
-            self.watched = True
-            return self._run(model, args, kwargs, sizes)
+        except NeedsWatching as needed:
+            if not self.watched:
+                self.watched = True
+                return self._run(model, args, kwargs, sizes)
+            self.unfollowed = str(needed)
+            return None
         except Exception as error:  # of the user's code, or a fault in fuse, which must not reach the user
             self.unfollowed = str(error).partition("\n")[0] or type(error).__name__
             return None

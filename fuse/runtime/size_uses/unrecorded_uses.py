@@ -123,8 +123,9 @@ def recording_uses(
                 if type(found := frame.f_locals.get(name)) is int:
                     count(found)
             look_up(frame, _has_local_tables(frame))
-            if frame.f_back is not None and looks_up(frame.f_back.f_code) and _is_table(called):
-                unwatched()
+            caller = frame.f_back
+            if caller is not None and not known_code.get(caller.f_code, True) and looks_up(caller.f_code):
+                look_up(caller, _is_table(called))  # the value that is returned
         elif event == "call":
             give(frame.f_globals, names)
             if counts(frame.f_code) or _counts_on(frame):
@@ -133,7 +134,7 @@ def recording_uses(
                 refuse(f"{_place(frame)} formats numbers, or asks whether a type is int")
             else:
                 look_up(frame, _looks_up_in_tables(frame))
-        elif called.__name__ in _LOOKING_UP and _is_table(called.__self__):
+        elif called.__name__ in _LOOKING_UP and _is_table(getattr(called, "__self__", None)):
             look_up(frame, True)
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{_place(frame)} calls {called.__name__}")
