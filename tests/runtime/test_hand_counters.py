@@ -23,6 +23,7 @@ class Cell(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.given, self.state = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.chosen = nn.ModuleList(nn.Tanh() if n == 24 else nn.Sigmoid() for n in range(60))
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         return torch.tanh(self.given(x) + self.state(h))
@@ -129,6 +130,33 @@ def looks_up_a_flag(cell: Cell, x: Tensor) -> Tensor:
     return h * sign
 
 
+def chooses_an_activation(cell: Cell, x: Tensor) -> Tensor:
+    chosen = {n: torch.sin if n == 24 else torch.cos for n in range(60)}
+    h, t, last = x[0] * 0, 0, torch.cos
+    while t < x.shape[0]:
+        h, last = cell(x[t], h), chosen[t]
+        t += 1
+    return last(h)
+
+
+def chooses_a_module(cell: Cell, x: Tensor) -> Tensor:
+    h, t, last = x[0] * 0, 0, cell.chosen[0]
+    while t < x.shape[0]:
+        h, last = cell(x[t], h), cell.chosen[t]
+        t += 1
+    return last(h)
+
+
+def chooses_from_a_name_that_is_gone(cell: Cell, x: Tensor) -> Tensor:
+    chosen = [*cell.chosen]
+    h, t, last = x[0] * 0, 0, cell.chosen[0]
+    while t < x.shape[0]:
+        h, last = cell(x[t], h), chosen[t]
+        t += 1
+    chosen = None
+    return last(h)
+
+
 def passed_on(cell: Cell, x: Tensor) -> Tensor:
     h, t, seen = x[0] * 0, 0, list[int]()
     while t < x.shape[0]:
@@ -175,6 +203,7 @@ def shorter_than_the_batch(cell: Cell, x: Tensor) -> Tensor:
 OWN = {
     one.__name__: one
     for one in (
+        *(chooses_an_activation, chooses_a_module, chooses_from_a_name_that_is_gone),
         *(used_after, leaves_a_flag, branches_to_a_flag, goes_on_counting, looks_up_a_flag, passed_on, with_a_branch),
         *(every_second, until_a_break, shorter_than_the_batch),
     )

@@ -100,7 +100,7 @@ def recording_uses(
 
     def look_up(frame: FrameType, in_tables: bool) -> None:
         """Note whether code looks up in tables."""
-        if in_tables and counters(frame.f_code):
+        if (in_tables and counters(frame.f_code)) or not _counts_in_tensors(frame):
             refuse(f"{_place(frame)} counts steps")
         elif in_tables and not watched:
             unwatched()
@@ -224,8 +224,8 @@ def _looks_up_in_tables(frame: FrameType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _looks_up_results(code: CodeType) -> bool:
-    """Whether code may look up in a table that has no name.
+def _looks_up_results(code: CodeType, further: tuple[str, ...] = ()) -> bool:
+    """Whether code may look up in a table that has no name, or that one of the ``further`` instructions gives.
 
     >>> def of(code): return _looks_up_results(compile(code, "", "eval"))
     >>> of("(1, 2)[n]"), of("[a, b][n]"), of("table()[n]"), of("table()[0]"), of("t[n]"), of("self.t[n]")
@@ -236,7 +236,7 @@ def _looks_up_results(code: CodeType) -> bool:
     return any(
         use_of(found, place) == "container"
         for place, one in enumerate(found)
-        if one.opname in made or (is_constant(one) and isinstance(one.argval, (tuple, str, bytes)))
+        if one.opname in (*made, *further) or (is_constant(one) and isinstance(one.argval, (tuple, str, bytes)))
     )
 
 
@@ -244,6 +244,28 @@ def _has_local_tables(frame: FrameType) -> bool:
     """Whether code has looked up in a table that it has made."""
     names = _local_containers(frame.f_code) if looks_up(frame.f_code) else ()
     return bool(names) and any(_is_table(frame.f_locals.get(name)) for name in names)
+
+
+def _counts_in_tensors(frame: FrameType) -> bool:
+    """Whether code that counts steps by hand indexes tensors, and lists of tensors, only. Another object that an index
+    chooses may outlive its step, which is the last one at another length. Seen at the call are the arguments, and at
+    the return the local variables: each has at most one other value in between."""
+    code = frame.f_code
+    if not counters(code):
+        return True
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names = _local_containers(code)
+    stored = [one.argval for one in instructions(code) if one.opname in ("STORE_FAST", "STORE_DEREF")]
+    once = all(stored.count(name) < 2 for name in names)
+    local = _looks_up_results(code, ("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME"))
+    seen = (frame.f_locals.get(name) for name in names if name in arguments or name in frame.f_locals)
+    return once and not local and all(map(_is_of_tensors, seen))
+
+
+def _is_of_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple, deque)):
+        return all(map(_is_of_tensors, value))
+    return value is None or isinstance(value, torch.Tensor)
 
 
 @functools.lru_cache(maxsize=4096)
