@@ -115,11 +115,44 @@ def written_at(x: Tensor) -> Tensor:
     return x * table[ODD]
 
 
+def of_tensors(x: Tensor) -> Tensor:
+    one, other = torch.ones_like(x), torch.zeros_like(x)
+    table = [one] * ODD + [other] + [one] * ODD
+    return x + table[x.shape[0]]
+
+
+def of_constants(x: Tensor) -> Tensor:
+    return x + CONSTANTS[x.shape[0]]
+
+
+def of_the_remainder(x: Tensor) -> Tensor:
+    table = [x.sin(), x.cos(), x * 2]
+    return table[x.shape[0] % 3]
+
+
+def beside_the_steps(x: Tensor) -> Tensor:
+    h, factor = x[0] * 0, 1.0
+    for row, factor in zip(x, numbers()[1:], strict=False):  # noqa: B007 - the last one is used
+        h = torch.tanh(row + h)
+    return h * factor
+
+
+def in_a_text(x: Tensor) -> Tensor:
+    h, text = x[0] * 0, ""
+    for row in x:
+        h = torch.tanh(row + h)
+        text += "."
+    return -h if len(text) == ODD else h
+
+
+CONSTANTS = [torch.full((3,), number) for number in numbers()]
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     one.__name__: one
     for one in (
         *(from_a_local, from_the_end, from_a_result, from_a_display, from_a_constant, from_a_text, from_a_slice),
         *(from_an_inner_table, from_a_deque, from_a_comprehension, in_a_function, by_a_getter, by_a_method),
+        *(of_tensors, of_constants, of_the_remainder, beside_the_steps, in_a_text),
         *(by_its_own_method, by_an_iterator, in_the_last_step, written_at),
     )
 }

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fuse.kernel.arithmetic.extents import Extent, pinned, plain
+from fuse.runtime.size_uses.tables import is_table
 from fuse.runtime.size_uses.watched_integers import WatchedInteger, symbolic
 
 _LONG = (list, tuple, dict, set, deque)
@@ -66,7 +67,10 @@ def counting(
 
     def zipped(*of: Any, **how: bool) -> Iterator[tuple[Any, ...]]:
         ranges = {position: _own(one) for position, one in _enumerate(of) if isinstance(one, (_range, _SymbolicRange))}
+        tables = [one for one in of if isinstance(one, _LONG) and is_table(one)]
         for position, items, is_last in _with_last(_zip(*of, **how)):
+            if is_last and any(_len(one) > position + 1 for one in tables):  # the size chooses its last element
+                pinned(symbolic(known(position + 1)))
             ends = {at: own.start + own.step * (known(position + 1) - 1) for at, own in ranges.items() if is_last}
             yield tuple(item if _is_symbolic(item) else ends.get(at, item) for at, item in _enumerate(items))
 

@@ -26,8 +26,8 @@ from fuse.runtime.size_uses.bytecode_uses import instructions, is_constant, use_
 
 @functools.lru_cache(maxsize=4096)
 def counts(code: CodeType) -> bool:
-    """Whether code counts the steps of a loop and may use the count elsewhere: it adds a constant in each step, or
-    yields or lists one for each.
+    """Whether code counts the steps of a loop and may use the count elsewhere: it adds a number or a text in each step,
+    or yields or lists one for each.
 
     >>> def steps(x):
     ...     n = 0
@@ -52,7 +52,7 @@ def counts(code: CodeType) -> bool:
     """
     found, is_inside = _with_loops(code)
     for place, one in enumerate(found[:-1]):
-        if not is_constant(one) or type(one.argval) is not int:
+        if not is_constant(one) or type(one.argval) not in (int, str):
             continue
         then, stored = found[place + 1], found[place + 2] if place + 2 < len(found) else None
         if then.opname == "YIELD_VALUE" or (then.opname == "LIST_APPEND" and then.arg != 1):  # no ``[*sizes, 1]``
@@ -124,18 +124,19 @@ def _only_counts(found: Sequence[dis.Instruction], name: str) -> bool:
         return False
     if outer is not None and not any(outer[0] <= offset <= outer[1] for offset in begun):
         return False  # it goes on counting in the next round
-    compared: set[tuple[int | None, bool]] = set()
+    compared: list[tuple[int | None, bool]] = []
     for place, one in enumerate(found):
         if place in increments or not _names(one, name) or one.opname == "STORE_FAST":
             continue
         use = use_of(found, place) if one.opname.startswith("LOAD_FAST") and one.argval == name else None
         inside = start <= one.offset <= end
         if use == "compared":
-            compared.add((one.positions.lineno if one.positions else None, inside))
+            compared.append((one.positions.lineno if one.positions else None, inside))
         elif use != "key" or not inside:
             return False
     # The condition of ``while`` is checked before the loop, and at the end of each step: it is there twice.
-    return not compared or (len(compared) == 2 and len({line for line, _ in compared}) == 1)
+    twice = 2 * sum(inside for _, inside in compared) == len(compared)
+    return not compared or (twice and len({line for line, _ in compared}) == 1)
 
 
 def _is_increment(found: Sequence[dis.Instruction], place: int, name: str) -> bool:

@@ -38,6 +38,7 @@ from fuse.runtime.size_uses.bytecode_uses import instructions, is_constant, use_
 from fuse.runtime.size_uses.counting import Int
 from fuse.runtime.size_uses.hand_counters import added_up, counters, counts
 from fuse.runtime.size_uses.int_uses import may_replace_int
+from fuse.runtime.size_uses.tables import is_table
 
 _MATH = {
     name: getattr(math, name)
@@ -125,7 +126,7 @@ def recording_uses(
             look_up(frame, _has_local_tables(frame))
             caller = frame.f_back
             if caller is not None and not known_code.get(caller.f_code, True) and looks_up(caller.f_code):
-                look_up(caller, _is_table(called))  # the value that is returned
+                look_up(caller, is_table(called))  # the value that is returned
         elif event == "call":
             give(frame.f_globals, names)
             if counts(frame.f_code) or _counts_on(frame):
@@ -134,7 +135,7 @@ def recording_uses(
                 refuse(f"{_place(frame)} formats numbers, or asks whether a type is int")
             else:
                 look_up(frame, _looks_up_in_tables(frame))
-        elif called.__name__ in _LOOKING_UP and _is_table(getattr(called, "__self__", None)):
+        elif called.__name__ in _LOOKING_UP and is_table(getattr(called, "__self__", None)):
             look_up(frame, True)
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{_place(frame)} calls {called.__name__}")
@@ -220,7 +221,7 @@ def looks_up(code: CodeType) -> bool:
 def _looks_up_in_tables(frame: FrameType) -> bool:
     if _GETTERS.intersection(frame.f_code.co_names):
         return True
-    return looks_up(frame.f_code) and (_looks_up_results(frame.f_code) or any(map(_is_table, _named(frame))))
+    return looks_up(frame.f_code) and (_looks_up_results(frame.f_code) or any(map(is_table, _named(frame))))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -243,7 +244,7 @@ def _looks_up_results(code: CodeType, further: tuple[str, ...] = ()) -> bool:
 def _has_local_tables(frame: FrameType) -> bool:
     """Whether code has looked up in a table that it has made."""
     names = _local_containers(frame.f_code) if looks_up(frame.f_code) else ()
-    return bool(names) and any(_is_table(frame.f_locals.get(name)) for name in names)
+    return bool(names) and any(is_table(frame.f_locals.get(name)) for name in names)
 
 
 def _counts_in_tensors(frame: FrameType) -> bool:
@@ -322,16 +323,3 @@ def _only_compared(code: CodeType) -> frozenset[str]:
         elif one.opname != "LOAD_CONST":
             otherwise.update(name for name in names if isinstance(name, str))
     return frozenset(compared - otherwise)
-
-
-def _is_table(value: Any) -> bool:
-    """Whether indexing a value reads the index in Python or C: lists of numbers or functions, strings, arrays, but not
-    tensors, nor modules, whose lists read it by themselves."""
-    if isinstance(value, (list, tuple, deque)):
-        return len(value) > 1 and any(_is_entry(one) or _is_table(one) for one in value)
-    is_array = type(value).__module__.partition(".")[0] in ("numpy", "array") and hasattr(value, "__getitem__")
-    return is_array or isinstance(value, (str, bytes))
-
-
-def _is_entry(one: Any) -> bool:
-    return isinstance(one, (int, float, str, bytes)) or (callable(one) and not isinstance(one, torch.nn.Module))
