@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from itertools import groupby
+from zlib import crc32
 
 # OpenMP's threads sleep while they wait: pytest's workers have more threads than there are processors, and a thread
 # that spins takes the processor from the one it waits for. libgomp reads this when torch is imported.
@@ -26,6 +28,32 @@ gc.set_threshold(20_000, 10, 10)
 # The compiler took half of the time of all tests. It optimises, as for users, where kernels themselves are tested: in
 # these folders (those of the compiler's options among them), and in the files of passes whose kernels only they run.
 OPTIMISED = ("kernel", "cpu", "tests", "test_convolution_gradients", "test_fuse_attention")
+
+
+ONE_IN = 4
+"""Of the cases of a test that is marked as ``sampled``, one in so many runs unless ``--all-cases`` is given."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="run every case of tests that are marked as sampled")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"sampled: its cases take long; one in {ONE_IN} runs, all with --all-cases")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect most cases of tests that are marked as ``sampled``, the same in each run. A test that the command line
+    names runs with all of its cases."""
+    if config.getoption("--all-cases") or any("::" in arg for arg in config.args):
+        return
+    left_out: set[pytest.Item] = set()
+    marked = (item for item in items if item.get_closest_marker("sampled"))
+    for _, cases in groupby(marked, lambda item: item.nodeid.partition("[")[0]):
+        in_any_order = sorted(cases, key=lambda item: crc32(item.nodeid.encode()))
+        left_out.update(in_any_order[-(-len(in_any_order) // ONE_IN) :])
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

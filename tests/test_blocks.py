@@ -24,6 +24,7 @@ MORE = {
 """Blocks of several products, or with an operator that is a kernel of its own; others are a product and a kernel."""
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("name", CASES)
 def test_a_block_is_right_in_few_launches(name: str) -> None:

@@ -326,6 +326,7 @@ def test_the_command_is_installed() -> None:
     assert done.stdout.startswith("fuse, version ")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "file", sorted((Path(__file__).parent.parent / "models").glob("*.py")), ids=lambda path: path.stem
 )

@@ -18,6 +18,7 @@ from tests.fuzz.judging import judge
 from tests.fuzz.shrinking import shrink
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("seldom_optimised")
 @pytest.mark.parametrize("seed", range(25))
 def test_a_random_program_runs_fused_as_eager_does(seed: int) -> None:
@@ -25,6 +26,7 @@ def test_a_random_program_runs_fused_as_eager_does(seed: int) -> None:
     assert not (problem := judge(program).problem), f"{program}\n{problem}"
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("seldom_optimised")
 @pytest.mark.parametrize("seed", range(30))
 def test_a_random_loop_runs_fused_as_eager_does(seed: int) -> None:

@@ -389,6 +389,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("loop", [lstm, decay], ids=lambda loop: loop.__name__)
 @pytest.mark.parametrize("layout", STATES)
 def test_first_states_of_any_layout(loop: Callable[..., object], layout: str) -> None:
@@ -426,6 +427,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("loop", [lstm, decay, reductions], ids=lambda loop: loop.__name__)
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_numbers_that_are_none(loop: Callable[..., object], numbers: str) -> None:

@@ -10,6 +10,7 @@ COMPILE = "BatchNorm2d Conv1d CrossEntropyLoss Embedding GELU GRUCell GroupNorm 
 DYNAMO = "Conv2d LSTMCell LayerNorm MSELoss PReLU"
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(

@@ -1084,6 +1084,7 @@ def test_a_model_is_right_in_inference(name: str) -> None:
     assert report.fallbacks == ()
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("unoptimised")
 @pytest.mark.parametrize("name", [name for name, (_, _, trains) in MODELS.items() if trains])
 def test_a_model_is_right_in_training(name: str) -> None:

@@ -138,6 +138,7 @@ CONVOLVED: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CONVOLVED)
 def test_a_step_that_convolves_is_differentiated_in_one_kernel(name: str) -> None:
     model, places = CONVOLVED[name]

@@ -302,6 +302,7 @@ LOOK_UPS: dict[str, Step] = {  # of h, w (which is looked up, too), x, and posit
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOOK_UPS)
 def test_look_ups_shifts_and_signs_in_a_step_are_differentiated_rolled(name: str) -> None:
     def run(w: Tensor, xs: Tensor, places: Tensor) -> Tensor:
@@ -379,6 +380,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_steps_are_differentiated_rolled(name: str) -> None:
     def run(w: Tensor, xs: Tensor, places: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ STEP_FUNCTIONS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("step", STEP_FUNCTIONS, ids=lambda step: step.__name__)
 @pytest.mark.parametrize("steps", [STEPS, 2, 50])
 def test_a_write_that_autograd_does_not_see_keeps_the_gradient(step: Callable[..., Tensor], steps: int) -> None:

@@ -87,6 +87,7 @@ def checked_backward(model: nn.Module, x: Tensor) -> Any:
     return fused.last_run.backward
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_gradient_of_the_weight_is_a_kernel(name: str) -> None:
     model, x = TAKEN[name]
@@ -96,6 +97,7 @@ def test_the_gradient_of_the_weight_is_a_kernel(name: str) -> None:
     assert (backward.aten, backward.launches) == (0, 2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_the_gradient_of_the_weight_is_a_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blas_speed, "is_slow", lambda: False)  # else the product is a kernel on some machines

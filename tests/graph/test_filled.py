@@ -304,11 +304,13 @@ def test_a_filled_tensor_is_a_stack_of_the_loop(made: Callable[[Tensor], Tensor]
     assert agreed(model, x) == "rolled"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("made", "write"), OTHERS)
 def test_what_is_filled_in_another_way_stays_right(made: Callable[[Tensor], Tensor], write: Write) -> None:
     agreed(*model_of(made, write))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("write", [forwards, backwards])
 def test_whatever_reads_a_filled_tensor_reads_what_it_holds(write: Write, ends: Callable[..., Any]) -> None:

@@ -26,6 +26,7 @@ def relu_behind(convolution: nn.Module) -> nn.Module:
     return nn.Sequential(convolution, nn.ReLU()).to(memory_format=LAST)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize(
     ("convolution", "shape"),

@@ -216,6 +216,7 @@ class Memory(nn.Module):
 IN_LOOPS = [copied, added, put, put_from_the_end, put_and_added, scattered, scattered_and_added, filled]
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("write", IN_LOOPS, ids=lambda write: write.__name__)
 def test_a_loop_that_writes_a_row_of_its_memory_is_one_kernel_and_trains(write: Write) -> None:
@@ -277,6 +278,7 @@ class Messages(nn.Module):
         return h
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("with_self", [True, False], ids=["with_self", "without"])
 @pytest.mark.parametrize("how", ["sum", "mean", "amax", "amin"])

@@ -71,6 +71,7 @@ def test_a_convolution_alone_calls_no_library() -> None:
         assert_fuses(nn.Conv2d(40, 33, 3), torch.randn(1, 40, 30, 41), launches=1)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("size", [(1, 2), (3, 5), (8, 8), (9, 13), (28, 28), (40, 41), (1, 700)])
 @pytest.mark.parametrize("batch", [1, 3])

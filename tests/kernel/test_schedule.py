@@ -123,6 +123,7 @@ def test_a_row_of_a_vector_or_more_is_reduced_in_lanes(lowered: Callable[..., An
     run(lambda x: (x.sum(1), x.amax(1), x.amin(1), x.softmax(1), x.logsumexp(1), x.log_softmax(1)), x).check()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("width", range(16, 34))
 def test_what_is_left_behind_whole_vectors_is_reduced_in_lanes(run: Callable[..., Any], width: int) -> None:
     def masked(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:

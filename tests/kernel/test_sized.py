@@ -80,6 +80,7 @@ def test_slices_are_written_in_the_sizes() -> None:
     assert second.source == third.source
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FUNCTIONS)
 @settings(max_examples=10, deadline=None)
 @given(sizes=st.tuples(*[st.integers(2, 90)] * 2), others=st.tuples(*[st.integers(2, 90)] * 2))

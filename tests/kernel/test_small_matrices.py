@@ -94,6 +94,7 @@ def matrices(*batch: int, size: int = 4) -> Tensor:
     return torch.randn(STEPS, *batch, size, size) + 3 * torch.eye(size)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batch"])
 @pytest.mark.parametrize("step", ALL, ids=lambda step: step.__name__)
@@ -106,6 +107,7 @@ def test_a_loop_is_one_kernel_and_trains(step: Step, batch: tuple[int, ...]) -> 
     assert report.observed_backward[1] < STEPS
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1, 2, 7, MOST_ROWS])

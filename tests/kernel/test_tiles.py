@@ -39,6 +39,7 @@ extern "C" void product(float *out, const float *left, const float *right, char 
 NARROWER = [[], ["-mno-avx512f"], ["-mno-avx"]] if processor.is_x86() else [[]]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("flags", NARROWER, ids=lambda flags: flags[0] if flags else "native")
 @pytest.mark.parametrize("panels", [1, 3, 4])
 def test_products_are_right_with_any_vectors(flags: list[str], panels: int) -> None:

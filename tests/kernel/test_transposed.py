@@ -22,6 +22,7 @@ from tests.kernel.test_windows import in_one_kernel
 UP1, UP2 = nn.ConvTranspose1d, nn.ConvTranspose2d
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("up", "shape"),
     [

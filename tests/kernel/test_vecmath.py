@@ -220,6 +220,7 @@ def assert_same_bits(got: Tensor, expected: Tensor) -> None:
         assert torch.equal(got.signbit()[real], expected.signbit()[real])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", REAL)
 def test_float_functions_are_within_two_ulps_of_float64(library: ctypes.CDLL, name: str) -> None:
     x = samples()

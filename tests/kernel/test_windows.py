@@ -31,6 +31,7 @@ def in_one_kernel(convolution: nn.Module, shape: tuple[int, ...]) -> None:
         assert_fuses(nn.Sequential(convolution, nn.ReLU()), torch.randn(shape), launches=1)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize(
     ("convolution", "shape"),

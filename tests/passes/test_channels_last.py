@@ -123,6 +123,7 @@ FOLLOW = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", FOLLOW)
 def test_what_reads_the_images_follows(function: Callable[[Tensor], Tensor]) -> None:
     model, x = Then(function, channels=256), torch.randn(2, 3, 6, 8)

@@ -116,6 +116,7 @@ LEAVE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("run", LEAVE, ids=lambda run: run.__name__)
 def test_what_no_state_needs_is_done_once_behind_the_loop(run: Callable[[Model, Tensor], object]) -> None:
     torch.manual_seed(0)

@@ -61,6 +61,7 @@ class Beam(Decoder):
         return tokens, total
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("model", "launches"), [(Decoder, 2), (Sliced, 2), (Stacked, 2), (Beam, 1)])
 @pytest.mark.parametrize("steps", [6, 13])
 def test_a_decoder_that_reads_its_last_token_rolls(model: Callable[[], nn.Module], launches: int, steps: int) -> None:

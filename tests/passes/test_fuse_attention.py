@@ -107,6 +107,7 @@ def operands(batch: int = 2, queries: int = 9, keys: int = 9, width: int = 8) ->
     return [torch.randn(batch, length, HEADS * width) for length in (queries, keys, keys)] + [mask]
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -115,6 +116,7 @@ def test_every_spelling_is_one_launch(spelling: Spelling, batch: int) -> None:
     assert_fuses(Attention(spelling), *operands(batch), launches=expected, fired={"fuse_attention": 1})
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("alternately_optimised")
 @pytest.mark.parametrize("spelling", [additive, masked_fill, where, einsum, written_out])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 7), (2, 33), (5, 16), (40, 3), (17, 200)])
@@ -387,6 +389,7 @@ def test_a_query_that_sees_no_key_gets_zeros_from_the_operator() -> None:
     assert not fuse.compile(Scaled())(q, k, v, mask)[1, :, 4].any()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("operand", [0, 1, 2])
 def test_what_is_no_number_stays_so_in_the_operator(operand: int, value: float) -> None:
@@ -426,6 +429,7 @@ def test_the_operator_stays_where_it_leaves_out_keys_or_draws(options: dict[str,
     assert_fuses(Scaled(**options), *three(18, 18), fired={"fuse_attention": 0})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("keys", [2, 3, 4, 5, 7, 8, 15, 16, 17])
 def test_rows_of_nan_and_without_keys_are_as_in_the_operator(keys: int, dtype: torch.dtype) -> None:

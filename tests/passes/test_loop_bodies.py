@@ -411,6 +411,7 @@ def cross_entropy(w: list[Tensor], x: Tensor) -> object:
     return loss, h
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_is_one_kernel_at_every_length(name: str) -> None:
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ def test_every_clause_has_a_cell() -> None:
     assert len({cell.name for cell in CELLS}) == len(CELLS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_a_loop_is_right_and_its_launches_do_not_grow(cell: Cell) -> None:
     model = Model(cell).eval()

@@ -144,6 +144,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("run", MODELS, ids=lambda run: run.__name__)
 def test_every_loop_rolls_and_launches_do_not_grow(run: Callable[[Model, Tensor], object]) -> None:
     torch.manual_seed(0)

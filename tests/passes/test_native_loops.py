@@ -194,6 +194,7 @@ def shown(case: Case, length: int) -> tuple[Report, Model]:
         return fuse.show(model, (sequence(length, case),)), model
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_launches_the_same_at_every_length_and_is_right(name: str) -> None:
     case, launches = CASES[name], []

@@ -253,6 +253,7 @@ NEAR_MISSES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("run", NEAR_MISSES, ids=lambda r: r.__name__)
 def test_other_choices_are_learned(run: Any) -> None:
     compiled_calls(Steps(run), arguments(), 5)

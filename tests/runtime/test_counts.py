@@ -93,6 +93,7 @@ def held(model: nn.Module, training: bool) -> int:
     return captured
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", SHARED)
 def test_the_last_step_is_known_at_every_length(name: str) -> None:
@@ -106,6 +107,7 @@ def test_however_steps_are_counted(name: str) -> None:
     assert captured <= 7 or name == "reversed"
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", OWN)
 def test_other_comparisons_are_right(name: str) -> None:

@@ -128,6 +128,7 @@ def _inference() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_every_size_is_right(name: str) -> None:
     function, inputs, declared = CASES[name]
@@ -140,6 +141,7 @@ def test_every_size_is_right(name: str) -> None:
             assert not report.fallbacks
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_of_the_first_call_serve_other_sizes(name: str, compiled_sources: list[str], empty_cache: Path) -> None:
     function, inputs, declared = CASES[name]

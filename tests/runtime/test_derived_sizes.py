@@ -232,6 +232,7 @@ def to_a_third(m: Model, x: Tensor) -> Tensor:
 FUNCTIONS_OF_QUOTIENTS = [padded_windows, half, chunks, one_chunk, half_as_high, shifted, to_a_third]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", FUNCTIONS_OF_QUOTIENTS)
 @pytest.mark.parametrize("training", [False, True])
 def test_quotients_that_forward_computes_are_captured_at_few(
@@ -285,6 +286,7 @@ def count_of_pieces(m: Model, x: Tensor) -> Tensor:
 CHUNK = torch.chunk
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", [chunk_by_another_name, every_third_by_hand, count_of_pieces])
 @pytest.mark.parametrize("rest", [1, 2])
 def test_numbers_that_are_not_followed_are_no_formulas(
@@ -387,6 +389,7 @@ def test_a_place_in_a_list_is_a_number_that_is_read(
     _called(Model(chosen).eval(), sizes)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(8))
 def test_random_layers_at_random_sizes(
     seed: int,

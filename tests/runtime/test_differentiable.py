@@ -79,6 +79,7 @@ FUNCTIONS: list[Callable[[Tensor, Tensor], Tensor]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", range(len(FUNCTIONS)))
 @settings(max_examples=4, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=2), st.booleans(), st.integers(0, 3))

@@ -61,6 +61,7 @@ def variants() -> list[Compiled]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_every_number_of_steps_is_right_and_one_program_serves_from_four_on(name: str) -> None:
     torch.manual_seed(0)

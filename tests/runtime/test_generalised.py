@@ -488,6 +488,7 @@ def shapes(count: int, seed: int) -> list[tuple[int, int]]:
     return [*corners, *found, (17, 3), (16, 3), (18, 3), (5, 5), (22, 4)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", SERVED + OTHERS)
 def test_every_size_is_right(function: Callable[..., Any]) -> None:
     model = Model(function).eval()
@@ -500,6 +501,7 @@ def test_every_size_is_right(function: Callable[..., Any]) -> None:
     assert resized >= 2 or function not in SERVED
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "function",
     [
@@ -621,6 +623,7 @@ def train(model: nn.Module, reference: nn.Module, fused: Any, x: Tensor, wanted:
             torch.testing.assert_close(mine.double(), right.double(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", TRAINED + OTHERS_TRAINED)
 def test_gradients_are_right_at_every_size(function: Callable[..., Any]) -> None:
     model = Model(function)

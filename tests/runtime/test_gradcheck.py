@@ -135,6 +135,7 @@ def _seeded() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     # older torch predicts another dtype for a sum that attention of float64 saves: such calls run eager

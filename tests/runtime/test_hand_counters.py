@@ -237,6 +237,7 @@ def test_steps_that_are_counted_by_hand_share_graphs(name: str) -> None:
     assert recaptured(SHARED[name]) <= 3
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", OWN)
 def test_a_count_that_is_used_otherwise_is_right(name: str) -> None:

@@ -206,6 +206,7 @@ def long(m: Model, x: Tensor, n: int) -> Tensor:
     return m.first(x).exp() if n > 20 else m.first(x).tanh()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "function", [start, end, row, written, arange, padded, scaled, steps, attended, and_returned, long]
 )
@@ -306,6 +307,7 @@ ALL = (every_third, seldom, twelve, by_list, by_tuple, by_slice_of_a_list, by_di
 ALL += (by_cache, by_bits, by_root, by_tensor, by_layer, by_layers, cubic, turned_around, at_end)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", ALL)
 def test_no_value_is_served_wrongly(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first values are alike in what the function looks up, and a later one between them is not."""

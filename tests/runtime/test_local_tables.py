@@ -167,6 +167,7 @@ class Model(nn.Module):
         return torch.tanh(self.function(x))
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_look_up_by_a_size_is_right_at_every_size(name: str) -> None:

@@ -138,6 +138,7 @@ UNKNOWN = (distributional, a_number_read_later, masked_inputs, scaled_unseen, de
 LEARNED = (scaled, chosen_of_gradients, saves, chooses_again, checkpointed)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", UNKNOWN + LEARNED)
 def test_training_is_right_whatever_masks_choose(function: Callable[[Any, Tensor], Tensor]) -> None:
     eager = Model(function)

@@ -271,6 +271,7 @@ def strict() -> Any:
         yield
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_assigned_is_there_after_every_call(name: str, training: bool, strict: None) -> None:
@@ -386,6 +387,7 @@ def warming_up(self, x):
     return self.layer(x) * min(1.0, self.calls / 8)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     ("function", "held"),
@@ -499,6 +501,7 @@ REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_played_back_runs_eager_and_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, reason = REFUSED[name]

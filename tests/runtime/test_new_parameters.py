@@ -113,6 +113,7 @@ def test_training_is_fused_and_leaves_eagers_state(function, forwards):
     assert not fused.last_run.fallbacks
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", [*FUSED, exchanged])
 def test_inference_is_fused(function):
     wanted, got, fused = both(function, called, modes=[torch.no_grad] * 5)

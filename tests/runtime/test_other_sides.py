@@ -30,6 +30,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return made
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("judge", [infer, train])
 @pytest.mark.parametrize(
     ("function", "sizes", "count"),

@@ -160,6 +160,7 @@ SEVERAL = (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("function", ONE_PROGRAM + SEVERAL)
 def test_every_place_is_written_as_eager_writes_it(function: Callable[[Any, Tensor], Any], training: bool) -> None:

@@ -49,6 +49,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return made
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("function", [plain, loop, attention])
 def test_one_capture_further_out_serves_what_lies_between(
@@ -105,6 +106,7 @@ class Cache(nn.Module):
         return torch.softmax(q @ keys.mT / 8**0.5, -1) @ values, keys, values
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 3, 20])
 def test_a_cache_that_grows_is_captured_at_few_lengths(

@@ -44,6 +44,7 @@ def held(model: nn.Module, calls: list[tuple[Any, ...]]) -> list[Any]:
     return runs
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=newer_torch) if name == "chosen" else name for name in KINDS]
@@ -59,6 +60,7 @@ def test_every_kind_is_right_and_fused_where_values_come_back(name: str, pattern
     assert runs[0].reads
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["check", "branch", "scaled", "sliced", "late"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_training_reads_as_eager_does(name: str, pattern: str) -> None:

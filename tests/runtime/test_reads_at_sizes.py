@@ -123,6 +123,7 @@ def fused_of(name: str, training: bool) -> tuple[nn.Module, nn.Module, fuse.Fuse
     return model, copy.deepcopy(model).double(), fuse.compile(model)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_calls_that_read_the_same_share_captures(name: str, training: bool, captures: list[tuple[int, ...]]) -> None:

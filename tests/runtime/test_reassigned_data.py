@@ -240,6 +240,7 @@ def both(
     return wanted, run(model, fused, **how), fused
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("forwards", [1, 2])
 @pytest.mark.parametrize("function", FUSED)
 def test_training_is_fused_and_leaves_eagers_state(function, forwards):

@@ -60,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_trains_as_loops(layer: type[nn.RNNBase], name: str) -> None:
@@ -128,6 +129,7 @@ def test_double_trains(layer: type[nn.RNNBase]) -> None:
     assert_trains(layer(8, 16).double(), torch.randn(6, 3, 8, dtype=torch.float64))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", ["autocast", "bfloat16", "bfloat16, whose states are detached"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_bfloat16_trains_with_gradients_computed_in_float32(name: str, way: str) -> None:
@@ -201,6 +203,7 @@ def test_steps_of_an_optimizer_are_eagers(layer: type[nn.RNNBase], packed: bool)
 # ---- packed --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_packed_sequences_train_as_loops(layer: type[nn.RNNBase], name: str) -> None:

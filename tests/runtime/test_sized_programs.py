@@ -114,6 +114,7 @@ def at_random(count: int, seed: int = 0, longest: int = 40) -> list[tuple[int, i
     return list(dict.fromkeys(pairs))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", ALL, ids=lambda one: one.__name__)
 def test_programs_have_the_steps_of_resized_graphs(
     function: Callable[[Model, Tensor], object], programs: list[Made]

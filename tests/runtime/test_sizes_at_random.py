@@ -50,6 +50,7 @@ def shapes(count: int, seed: int) -> list[tuple[int, int]]:
     return [*found, (5, 5), (1, 4)]
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captured_at_once")
 @pytest.mark.parametrize("function", MODELS)
 def test_inference_is_right_at_every_size(function: Callable[..., Tensor]) -> None:
@@ -60,6 +61,7 @@ def test_inference_is_right_at_every_size(function: Callable[..., Tensor]) -> No
         assert not fused.last_run.fallbacks
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captured_at_once")
 @pytest.mark.parametrize("function", MODELS)
 def test_training_is_right_at_every_size(function: Callable[..., Tensor]) -> None:
@@ -69,6 +71,7 @@ def test_training_is_right_at_every_size(function: Callable[..., Tensor]) -> Non
         train(model, double, fused, torch.randn(*shape, WIDTH))
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captured_at_once")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
@@ -280,6 +283,7 @@ EXPRESSIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captured_at_once")
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_quotients_and_remainders_are_right_at_every_length(name: str) -> None:

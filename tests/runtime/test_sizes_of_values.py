@@ -115,6 +115,7 @@ def calls(pattern: str) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(ROWS, WIDTH), torch.arange(ROWS) < PATTERNS[pattern](call)) for call in range(CALLS)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_is_right_and_fused_where_sizes_come_back(name: str, pattern: str) -> None:
@@ -137,6 +138,7 @@ def test_every_kind_is_right_and_fused_where_sizes_come_back(name: str, pattern:
         assert len(told) <= 1, "a size that never repeats is told once"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("without loops", "no stand-in")])
 def test_training_is_right(name: str) -> None:
     model = Around(KINDS[name].function)

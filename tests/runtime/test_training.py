@@ -247,6 +247,7 @@ class Doubled(torch.autograd.Function):
         return 2 * g + 0 * a
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MODULES)
 def test_gradients_are_eagers(name: str) -> None:
     model, *args = MODULES[name]()

@@ -177,6 +177,7 @@ def _several(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else result
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_results_are_right_at_every_size(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
@@ -185,6 +186,7 @@ def test_results_are_right_at_every_size(make: Callable[[], nn.Module]) -> None:
         assert_right(model, fuse.compile(model), [torch.randn(*shape, 16) for shape in shapes(10)])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "make", [Plain, Attention, Convolution, Recurrent, NormedRecurrent, Masked], ids=lambda make: make.__name__
 )

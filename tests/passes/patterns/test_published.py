@@ -86,6 +86,7 @@ def of_one_element(arguments: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
             yield [cut if number == place else one for number, one in enumerate(arguments)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", REPLACED)
 def test_it_is_right_or_stays_where_an_argument_is_broadcast(name):
     published = PUBLISHED[name]
@@ -112,6 +113,7 @@ def test_what_is_almost_it_stays(name):
         assert [one.candidate for one in found if one.kind == "matched"] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in REPLACED if name not in TRIED_IN_FULL])
 def test_its_replacement_holds_wherever_it_is_used(name, capfd):
     found = verify(OWN[name], quick=True)
