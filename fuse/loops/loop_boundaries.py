@@ -46,9 +46,10 @@ def _numbers(links: Any) -> list[int]:
 
 
 def _without_numbers(links: Any) -> Hashable:
+    """The same arguments with ``int`` in place of each integer (None is an argument: ``x[:, None:4]``)."""
     if isinstance(links, tuple):
         return tuple(_without_numbers(part) for part in links)
-    return None if type(links) is int else links
+    return int if type(links) is int else links
 
 
 def segments(steps: Sequence[list[Node]], least: int) -> list[list[list[Node]]]:

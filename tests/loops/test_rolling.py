@@ -129,3 +129,13 @@ def test_a_loop_gives_what_its_steps_give() -> None:
     weight = torch.randn(WIDTH, WIDTH)
     values = [X if isinstance(o, Moved) else X[0] if o.name.startswith("select") else weight for o in built.operands]
     torch.testing.assert_close(built.loop(*values)[0], forward(weight, X))
+
+
+def test_a_slice_without_a_start_does_not_correspond() -> None:
+    def forward(weight: Tensor, x: Tensor) -> Tensor:
+        h = x[:3]
+        for t in range(STEPS):
+            h = torch.tanh(h + torch.ops.aten.slice.Tensor(x, 0, None if t == 3 else t, 3 if t == 3 else t + 3))
+        return h
+
+    assert isinstance(proved(forward, X), Obstacle)
