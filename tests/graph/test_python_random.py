@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -58,6 +58,21 @@ def _checks(model: Model, x: Tensor) -> None:
     assert isinstance(items[random.getrandbits(32) % len(items)], Tensor)
 
 
+def _checks_keyword(
+    model: Model, x: Tensor, *, bits: Callable[[int], int] = random.getrandbits, items: Sequence[Tensor] = ()
+) -> None:
+    """As type checkers do that bind the function that draws as a default, and draw for an empty list, too."""
+    number = bits(32)
+    assert not items or isinstance(items[number % len(items)], Tensor)
+
+
+def _checking(bits: Callable[[int], int]) -> Callable[[Model, Tensor], None]:
+    def checks(model: Model, x: Tensor) -> None:
+        assert isinstance([x][bits(32) % 1], Tensor)
+
+    return checks
+
+
 def _draws_much(model: Model, x: Tensor) -> None:
     for _ in range(300):
         random.random()
@@ -101,8 +116,19 @@ def _gauss(model: Model, x: Tensor) -> None:
     random.gauss(0, 1)
 
 
-COMPILED = [_draws_much, _scales, _drops_seldom, _compares, _draws_by_what_it_drew, _keeps, _gauss]
-EAGER = [_checks, _shuffles, _tensor, _seeds]
+COMPILED = [
+    _checks,
+    _checks_keyword,
+    _checking(random.getrandbits),
+    _draws_much,
+    _scales,
+    _drops_seldom,
+    _compares,
+    _draws_by_what_it_drew,
+    _keeps,
+    _gauss,
+]
+EAGER = [_shuffles, _tensor, _seeds]
 
 
 @pytest.mark.parametrize("draws", COMPILED)

@@ -22,7 +22,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -87,7 +87,11 @@ class Draw:
 class DrawComparison:
     """A comparison of draw number ``draw`` with ``other`` at the user's line ``source``, which Python learned.
 
-    ``name``: ``lt``, ``eq``, ``ge`` and so on. ``expected``: the result at capture.
+    ``name``: ``lt``, ``eq``, ``ge`` and so on. ``expected``: the result at capture. ``modulus``: the remainder of the
+    draw by this integer is compared; None for the draw itself.
+
+    >>> DrawComparison(0, "eq", 1, True, "model.py:3", modulus=2).holds([7])
+    True
     """
 
     draw: int
@@ -95,10 +99,17 @@ class DrawComparison:
     other: float | int
     expected: bool
     source: str
+    modulus: int | None = None
+
+    @cached_property
+    def compare(self) -> Callable[[Any, Any], bool]:
+        """The comparison as a function of the draw and ``other``."""
+        compare: Callable[[Any, Any], bool] = getattr(operator, self.name)
+        modulus = self.modulus
+        return compare if modulus is None else lambda number, other: compare(number % modulus, other)
 
     def holds(self, numbers: Sequence[Any]) -> bool:
-        found: bool = getattr(operator, self.name)(numbers[self.draw], self.other)
-        return found
+        return self.compare(numbers[self.draw], self.other)
 
 
 @dataclass(frozen=True)
@@ -154,11 +165,11 @@ class Drawn:
 
     @cached_property
     def _compared(self) -> list[tuple[Callable[[Any, Any], bool], int, Any, bool, DrawComparison]]:
-        return [(getattr(operator, one.name), one.draw, one.other, one.expected, one) for one in self.comparisons]
+        return [(one.compare, one.draw, one.other, one.expected, one) for one in self.comparisons]
 
     @cached_property
     def _chosen(self) -> list[tuple[Callable[[Any, Any], bool], int, Any]]:
-        return [(getattr(operator, one.name), one.draw, one.other) for one in self.choices]
+        return [(one.compare, one.draw, one.other) for one in self.choices]
 
     @cached_property
     def _keys(self) -> list[int]:
@@ -166,7 +177,7 @@ class Drawn:
         before: list[int] = []
         for draw in self.draws:
             before.append(hash((before[-1] if before else 0, str(draw))))
-        return [hash((before[one.draw], one.name, bits(one.other))) for one in self.comparisons]
+        return [hash((before[one.draw], one.name, bits(one.other), one.modulus)) for one in self.comparisons]
 
 
 def put_back(states: Sequence[tuple[Any, Any]]) -> None:
@@ -192,7 +203,7 @@ class DrawRecord:
     codes: set[types.CodeType] = field(default_factory=set)  # of the user's functions that compare drawn numbers
     draws: list[Draw] = field(default_factory=list)
     inputs: int = 0
-    _comparisons: dict[tuple[int, str, object], DrawComparison] = field(default_factory=dict)
+    _comparisons: dict[tuple[int, str, object, int | None], DrawComparison] = field(default_factory=dict)
     _copies: dict[int, Any] = field(default_factory=dict)
     _choices: list[DrawComparison] = field(default_factory=list)
     _tensors: tuple[Tensor, Tensor] | None = None
@@ -233,7 +244,7 @@ class DrawRecord:
 
     def learn(self, one: DrawComparison) -> bool:
         """The truth of a comparison, which is learned."""
-        return self._comparisons.setdefault((one.draw, one.name, bits(one.other)), one).expected
+        return self._comparisons.setdefault((one.draw, one.name, bits(one.other), one.modulus), one).expected
 
     def choice(self, one: DrawComparison) -> Tensor:
         """The truth of a comparison as a tensor, which is not learned."""
@@ -279,6 +290,17 @@ class _Drawing:
         self.record.learn(DrawComparison(self.number, "eq", self.value, True, user_line()))
         return int(self.value)
 
+    def remainder(self, modulus: int) -> int | None:
+        """The remainder of bits that Python drew, which is learned; None for other draws, and if it may be one of
+        many."""
+        draw = self.record.draws[self.number]
+        if draw.method != "getrandbits" or draw.outcomes() <= LARGEST_OUTCOMES or modulus > LARGEST_OUTCOMES:
+            return None
+        found = int(self.value % modulus)
+        if modulus > 1:
+            self.record.learn(DrawComparison(self.number, "eq", found, True, user_line(), modulus))
+        return found
+
     def node(self) -> Node:
         self.record.inputs += 1
         if self.record.inputs > LARGEST_INPUTS:
@@ -316,12 +338,18 @@ def users_code() -> types.CodeType:
 
 
 @contextlib.contextmanager
-def draws_followed(record: DrawRecord, names: Sequence[tuple[str, dict[str, Any], Any]]) -> Iterator[None]:
+def draws_followed(
+    record: DrawRecord,
+    names: Sequence[tuple[str, dict[str, Any], Any]],
+    cells: Sequence[tuple[str, types.CellType, Any]],
+    code: Sequence[types.FunctionType],
+) -> Iterator[None]:
     """A context in which ``record`` makes this thread's draws from the generators behind ``random`` and
     ``numpy.random``.
 
     ``names``: the names in code of the user that may be such functions (``from random import random``), with the
-    globals that they are in, and their values.
+    globals that they are in, and their values; so do ``cells``, which closures hold, and keyword defaults of
+    functions in ``code`` (type checkers bind them there).
     """
     thread, refusing = threading.get_ident(), record.reader.refusing
 
@@ -348,16 +376,21 @@ def draws_followed(record: DrawRecord, names: Sequence[tuple[str, dict[str, Any]
         if (original := getattr(_module_of(generator), name, None)) is not None
         and getattr(original, "__self__", None) is generator  # the user may have put another function there
     }
-    spaces = [vars(_module_of(generator)) for generator in global_generators()]
+    setitem, spaces = dict.__setitem__, [vars(_module_of(generator)) for generator in global_generators()]
     found = [(space, name, value) for space in spaces for name, value in space.items() if id(value) in functions]
     found += [(space, name, value) for name, space, value in names if id(value) in functions and space not in spaces]
+    places: list[tuple[Callable[[Any], None], Any]] = [(partial(setitem, *where), value) for *where, value in found]
+    places += [(partial(setattr, cell, "cell_contents"), value) for _, cell, value in cells if id(value) in functions]
+    for function in code:
+        named = function.__kwdefaults__ or {}
+        places += [(partial(setitem, named, name), value) for name, value in named.items() if id(value) in functions]
     try:
-        for space, name, value in found:
-            dict.__setitem__(space, name, functions[id(value)][1])
+        for put, value in places:
+            put(functions[id(value)][1])
         yield
     finally:
-        for space, name, value in found:
-            dict.__setitem__(space, name, value)
+        for put, value in places:
+            put(value)
 
 
 def _module_of(generator: Any) -> Any:

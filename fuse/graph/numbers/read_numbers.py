@@ -69,6 +69,7 @@ class DrawnNumber(Protocol):
     def is_plain(self) -> bool: ...
     def compared(self, name: str, other: float | int) -> Any: ...
     def learned(self) -> int: ...
+    def remainder(self, modulus: int) -> int | None: ...
     def node(self) -> Node: ...
 
 
@@ -336,6 +337,12 @@ def _plainly(name: str) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
         if any(isinstance(other, Tensor) for other in others):
             return NotImplemented
+        modulus = others[0] if name == "__mod__" and type(others[0]) is int and others[0] > 0 else None
+        if modulus is not None and (drawn := _drawing(self)) is not None:
+            with self.facts.reader.refusing():
+                remainder = drawn.remainder(modulus)
+            if remainder is not None:
+                return remainder
         if (
             name in ("__mod__", "__floordiv__")
             and _is_symbolic_integer(self)

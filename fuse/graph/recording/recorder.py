@@ -256,7 +256,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             with (
                 with_fake_parameters(self.model, self.inputs.of_state) as assigned,
                 self.overlay.applied(self.inputs.of_attribute),
-                draws_followed(self.drawn, before.names),
+                draws_followed(self.drawn, before.names, before.cells, before.functions),
                 self.choices.made(before.functions, self.choosing or frozenset()),
                 converted(before.functions if self.converts else (), self.reader.item),
             ):
