@@ -27,7 +27,8 @@ from fuse.gradients import own_gradients
 from fuse.gradients.reversing import Prepared, Zeros, reversed_loop
 from fuse.gradients.step_gradients import Differentiable, NotReversible, ReplayRecorder, differentiable
 from fuse.graph.backward.detaching import any_needs_gradient
-from fuse.graph.backward.joint import Differentiate, Joint, Recorded, formulas
+from fuse.graph.backward.joint import formulas
+from fuse.graph.backward.joint_graphs import Differentiate, Joint, Recorded
 from fuse.graph.fakes.fake_operators import mode_of
 from fuse.graph.functional.aliases import View
 from fuse.graph.loop import Loop

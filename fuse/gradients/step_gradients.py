@@ -29,7 +29,8 @@ from fuse.gradients import convolving, own_gradients
 from fuse.gradients.contracting import contraction, terms_of
 from fuse.gradients.replaying import replay
 from fuse.graph.backward.backward_graph import BackwardInput, root_of
-from fuse.graph.backward.joint import Joint, JointRecorder, formulas
+from fuse.graph.backward.joint import JointRecorder, formulas
+from fuse.graph.backward.joint_graphs import Joint
 from fuse.graph.backward.recomputing import recomputed_in_step
 from fuse.graph.backward.unseen_writes import WITH_GRADIENT_OF, WithGradientOf
 from fuse.graph.fakes.fake_operators import mode_of

@@ -22,7 +22,8 @@ from fuse.cost.optimizers import optimizer_launches
 from fuse.cost.profiles import DeviceProfile
 from fuse.errors import CaptureError, FuseError
 from fuse.gradients.saved import settle
-from fuse.graph.backward.joint import Joint, capture_joint
+from fuse.graph.backward.joint import capture_joint
+from fuse.graph.backward.joint_graphs import Joint
 from fuse.graph.capture import capture
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import fuse
 from fuse.check.oracle import check
 from fuse.gradients.differentiating import by_loops
-from fuse.graph.backward.joint import Joint, capture_joint
+from fuse.graph.backward.joint import capture_joint
+from fuse.graph.backward.joint_graphs import Joint
 from fuse.graph.loop import Loop
 
 STEPS, BATCH, WIDTH = 8, 3, 6

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fuse.check.oracle import check
-from fuse.graph.backward.joint import Joint, capture_joint
+from fuse.graph.backward.joint import capture_joint
+from fuse.graph.backward.joint_graphs import Joint
 from fuse.graph.function import Function
 from fuse.graph.outputs import outputs_of
 from fuse.report.show import show

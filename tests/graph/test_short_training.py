@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 import fuse
 from fuse.errors import CaptureError
 from fuse.gradients.differentiating import by_loops
-from fuse.graph.backward.joint import Joint, Recorded, capture_joint
+from fuse.graph.backward.joint import capture_joint
+from fuse.graph.backward.joint_graphs import Joint, Recorded
 from fuse.graph.functional.short_graphs import is_short
 from fuse.testing import assert_fuses
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,15 +22,22 @@ from torch import Tensor, nn
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.nn.modules import module as _module
 
 from fuse.devices import without_autocast
 from fuse.errors import CaptureError
 from fuse.graph.backward import convolution_gradients, recurrent_gradients, scattering, unseen_writes
-from fuse.graph.backward.backward_graph import BackwardInput, root_of, split_backward
+from fuse.graph.backward.backward_graph import root_of, split_backward
 from fuse.graph.backward.detaching import cuts_off, has_own_gradients, is_cut_unseen
+from fuse.graph.backward.joint_graphs import Differentiate, Joint, Recorded
 from fuse.graph.backward.later_results import later_results
 from fuse.graph.backward.recomputing import recomputed
+from fuse.graph.backward.refused_effects import (
+    refuse_accumulated,
+    refuse_effects,
+    refuse_hooks,
+    refuse_reshaped,
+    refuse_writes,
+)
 from fuse.graph.capture import prepared
 from fuse.graph.fakes.fake_operators import fake_like
 from fuse.graph.functional.aliases import View
@@ -45,54 +52,11 @@ from fuse.graph.signature import Attribute, Dispatch, OutputSpec, Signature
 from fuse.graph.sources import user_line
 from fuse.graph.state.freed_graphs import GraphFreed, is_freed, is_freed_error
 from fuse.graph.state.python_generators import generators_unmoved
-from fuse.graph.state.saved_by_autograd import autograd_nodes, reads_overwritten
+from fuse.graph.state.saved_by_autograd import reads_overwritten
 from fuse.graph.strides import contiguous_strides, is_dense
 from fuse.graph.structure.result_structure import flatten_result
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Joint:
-    """The forward graph and the backward graph of a call.
-
-    ``forward``: the graph of :func:`fuse.graph.capture.capture`, with the saved tensors at the end of its output.
-    ``backward``: None if no result needs gradients. ``given``: the meaning of its placeholders, in order.
-    ``gradients``: for each placeholder of ``forward``, the position of its gradient in the output of ``backward``; None
-    if it has no gradient. ``requires_grad``: the leaves of the result that need gradients. ``rolled``: gradients were
-    taken loop by loop instead of step by step. ``own_gradients``: the call contains a ``torch.autograd.Function``.
-    ``eagers``: the reason why operators alone do not determine the gradients, or None. ``later``: the results whose
-    gradients flow through other results, as :func:`fuse.graph.backward.later_results.later_results` gives them.
-    """
-
-    forward: GraphModule
-    backward: GraphModule | None = None
-    given: tuple[BackwardInput, ...] = ()
-    gradients: tuple[int | None, ...] = ()
-    requires_grad: frozenset[int] = frozenset()
-    rolled: bool = False
-    own_gradients: bool = False
-    eagers: str | None = None
-    later: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A call recorded under autograd, before its gradients are taken.
-
-    ``meta["needs_gradient"]`` of a node: whether its tensor required gradients at the end of the call. ``views``: for
-    each leaf of the result, the views that lead to it from the graph's value. ``requires_grad`` is as in
-    :class:`Joint`. ``eagers``: the reason why gradients must be taken step by step, as eager takes them, or None.
-    """
-
-    forward: GraphModule
-    views: tuple[tuple[View, ...], ...]
-    requires_grad: frozenset[int]
-    eagers: str | None = None
-
-
-Differentiate = Callable[[Recorded], Joint | None]
-"""Takes the gradients of a call by another method; None if it cannot."""
 
 
 def capture_joint(
@@ -121,7 +85,7 @@ def capture_joint(
     >>> joint.given, joint.gradients
     ((BackwardInput(kind='input', index=0), BackwardInput(kind='tangent', index=0)), (None, 0, 1))
     """
-    _refuse_hooks(model)
+    refuse_hooks(model)
 
     def record(plan: Plan) -> Joint:
         with prepared(model, args, kwargs or {}) as fake_mode:
@@ -158,7 +122,9 @@ class JointRecorder(Recorder):
         steps = self.functional.steps
         if steps is not None and not steps.are_alike(_autograd_facts):
             self._put_back(forward)
-        self._refuse_effects(forward)
+        if refuse_writes(self.inputs, forward.meta["signature"].mutations):
+            self.cut_off = True
+        refuse_effects(self.functional, self.inputs, self.leaves)
         outputs: tuple[OutputSpec, ...] = forward.meta["signature"].outputs
         trained = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and spec.parameter is None]
         requires_grad = [i for i in trained if self._needs_gradient(i)]
@@ -196,7 +162,7 @@ class JointRecorder(Recorder):
         with self._recording("backward", contextlib.nullcontext()), without_autocast():
             found = self._gradients(inputs, tangents)
         self.functional.settle()
-        self._refuse_accumulated()
+        refuse_accumulated(self.inputs)
         signature = replace(forward.meta["signature"], inputs=tuple(self.inputs.specs))
         forward.meta["signature"] = signature
         values = {
@@ -228,7 +194,7 @@ class JointRecorder(Recorder):
             return super().__torch_dispatch__(op, types, args, kwargs)
         forward = torch._C._current_autograd_node() is None
         if forward and torch.Tag.inplace_view in op.tags and args[0].requires_grad:
-            self._refuse_views(op, args[0])
+            refuse_reshaped(self.functional, self.inputs, op, args[0])
         if forward and (functional := unseen_writes.functional_form_of_unseen(op, args)) is not None:
             return self._write_unseen(op, functional, args, kwargs or {})
         if forward and not self.cut_off:
@@ -402,51 +368,6 @@ class JointRecorder(Recorder):
             self.unfollowed = "it has a gradient function"
         super()._assign_data(tensor, other, assign)
 
-    def _refuse_views(self, op: OpOverload, tensor: Tensor) -> None:
-        """Refuse an in-place change of the shape of a tensor that is a view, or has views.
-
-        Autograd then makes those views again by strides; those of fake tensors are made by their operators, on the new
-        shape.
-        """
-        self.functional.whole()
-        if id(tensor) in self.inputs.data:
-            raise CaptureError(f"{op} at {user_line()} changes the shape of an input that needs gradients")
-        own = self.functional.aliases.get(id(tensor))
-        same = (alias.tensor for alias in self.functional.aliases.values() if own is None or alias.base is own.base)
-        if tensor._is_view() or any(other._base is tensor for other in same):
-            raise CaptureError(
-                f"{op} at {user_line()} changes the shape of a tensor with views, and gradients are taken"
-            )
-
-    def _refuse_effects(self, forward: GraphModule) -> None:
-        """Refuse effects of the call on autograd's state, which its graph would not repeat."""
-        for mutation in forward.meta["signature"].mutations:
-            if (fake := self.inputs.placeholders[mutation.input_index]).requires_grad:
-                self.cut_off = True
-                if not (fake.is_leaf and self.inputs.data[id(fake)].is_leaf):  # autograd sees no write to a leaf
-                    name = self.inputs.specs[mutation.input_index].name
-                    raise CaptureError(f"forward writes {name}, which needs gradients")
-        made = {id(leaf) for leaf in self.leaves if isinstance(leaf, nn.Parameter)}
-        made -= set(map(id, self.inputs.placeholders))
-        if made and any(id(getattr(node, "variable", None)) in made for node in autograd_nodes(self.leaves)):
-            raise CaptureError("the result has a gradient with respect to a parameter that forward makes")
-        if any(alias.tensor._backward_hooks or alias.tensor.retains_grad for alias in self.functional.aliases.values()):
-            raise CaptureError("forward registers a hook on a tensor; a graph cannot hold that")
-        needing: dict[int, bool] = {}
-        for fake in self.inputs.placeholders:
-            storage = self.functional.former.get(id(fake), fake).untyped_storage()._cdata
-            if storage in needing and (fake.requires_grad or needing[storage]):
-                raise CaptureError("two inputs share memory, and one needs gradients")
-            needing[storage] = fake.requires_grad
-        self._refuse_accumulated()
-
-    def _refuse_accumulated(self) -> None:
-        for real, fake in self.inputs.adopted.values():
-            if real is fake or not fake.is_leaf or fake.grad is None:
-                continue
-            if real.grad is None or fake.grad._version:
-                raise CaptureError("forward leaves a gradient in .grad; a graph cannot hold that")
-
 
 @functools.cache
 def formulas(names: str) -> dict[Any, Callable[..., Any]]:
@@ -459,11 +380,3 @@ _MADE_OF_OTHERS = """
     hardtanh_backward leaky_relu_backward log_sigmoid_backward mish_backward mse_loss_backward native_dropout_backward
     native_layer_norm_backward silu_backward smooth_l1_loss_backward softplus_backward
 """
-
-
-def _refuse_hooks(model: nn.Module) -> None:
-    if _module._global_backward_hooks or _module._global_backward_pre_hooks:
-        raise CaptureError("a backward hook is registered for all modules")
-    for name, module in model.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise CaptureError(f"module {name or type(module).__name__} has a backward hook")

@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from fuse.gradients.absent import without
 from fuse.gradients.saved import settle
 from fuse.graph.backward.backward_graph import BackwardInput
-from fuse.graph.backward.joint import Joint
+from fuse.graph.backward.joint_graphs import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sizes.sized import call_at_hand, lowering_of
