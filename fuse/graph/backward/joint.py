@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,6 @@ from fuse.graph.backward.joint_graphs import Differentiate, Joint, Recorded
 from fuse.graph.backward.later_results import later_results
 from fuse.graph.backward.recomputing import recomputed
 from fuse.graph.backward.refused_effects import (
-    refuse_accumulated,
     refuse_effects,
     refuse_hooks,
     refuse_reshaped,
@@ -45,11 +44,13 @@ from fuse.graph.functional.changed_objects import read_later
 from fuse.graph.functional.short_graphs import StepsNeeded
 from fuse.graph.naming import identifier
 from fuse.graph.outputs import add_placeholder
+from fuse.graph.patches.gradient_state import gradients_noted
 from fuse.graph.patches.reassigning import Assign
 from fuse.graph.recording.recorder import Recorder
 from fuse.graph.recording.recording_plan import Plan, settled
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec, Signature
 from fuse.graph.sources import user_line
+from fuse.graph.state.fake_parameters import with_fake_parameters
 from fuse.graph.state.freed_graphs import GraphFreed, is_freed, is_freed_error
 from fuse.graph.state.python_generators import generators_unmoved
 from fuse.graph.state.saved_by_autograd import reads_overwritten
@@ -159,10 +160,12 @@ class JointRecorder(Recorder):
         output = forward.graph.output_node()
         tangents = {i: self._tangent(i) for i in requires_grad}
         written = self._written(forward)
-        with self._recording("backward", contextlib.nullcontext()), without_autocast():
+        own = has_own_gradients(self.leaves)
+        state = self._read_by_gradients() if own else contextlib.nullcontext()
+        with self._recording("backward", state), without_autocast():
             found = self._gradients(inputs, tangents)
         self.functional.settle()
-        refuse_accumulated(self.inputs)
+        self.inputs.refuse_accumulated()
         signature = replace(forward.meta["signature"], inputs=tuple(self.inputs.specs))
         forward.meta["signature"] = signature
         values = {
@@ -181,7 +184,6 @@ class JointRecorder(Recorder):
         )
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs.specs)))
-        own = has_own_gradients(self.leaves)
         trained_results = frozenset(requires_grad)
         return Joint(
             forward, backward, given, gradients, trained_results, own_gradients=own, eagers=eagers, later=later
@@ -250,6 +252,15 @@ class JointRecorder(Recorder):
         found = super()._finish(result)
         self.leaves = [self.inputs.known(x) if isinstance(x, Tensor) else x for x in flatten_result(result)[0]]
         return found
+
+    @contextlib.contextmanager
+    def _read_by_gradients(self) -> Iterator[None]:
+        """A context in which the user's gradients, too, see fake parameters: they may run modules, and accumulate."""
+        with (
+            with_fake_parameters(self.model, self.inputs.of_state),
+            gradients_noted(self._refuse_gradient_state),
+        ):
+            yield
 
     def _line(self) -> str:
         node = torch._C._current_autograd_node()

@@ -53,8 +53,8 @@ def refuse_writes(inputs: RecordedInputs, mutations: Sequence[Mutation]) -> bool
 
 
 def refuse_effects(functional: Functionalizer, inputs: RecordedInputs, leaves: Sequence[Any]) -> None:
-    """Raise ``CaptureError`` for new parameters, hooks and gradients that a call leaves behind, and for inputs that
-    share memory. ``leaves`` are those of its result."""
+    """Raise ``CaptureError`` for new parameters and hooks that a call leaves behind, and for inputs that share
+    memory. ``leaves`` are those of its result."""
     made = {id(leaf) for leaf in leaves if isinstance(leaf, nn.Parameter)} - set(map(id, inputs.placeholders))
     if made and any(id(getattr(node, "variable", None)) in made for node in autograd_nodes(leaves)):
         raise CaptureError("the result has a gradient with respect to a parameter that forward makes")
@@ -66,13 +66,3 @@ def refuse_effects(functional: Functionalizer, inputs: RecordedInputs, leaves: S
         if storage in needing and (fake.requires_grad or needing[storage]):
             raise CaptureError("two inputs share memory, and one needs gradients")
         needing[storage] = fake.requires_grad
-    refuse_accumulated(inputs)
-
-
-def refuse_accumulated(inputs: RecordedInputs) -> None:
-    """Raise ``CaptureError`` if a gradient was left in ``.grad``."""
-    for real, fake in inputs.adopted.values():
-        if real is fake or not fake.is_leaf or fake.grad is None:
-            continue
-        if real.grad is None or fake.grad._version:
-            raise CaptureError("forward leaves a gradient in .grad; a graph cannot hold that")

@@ -50,6 +50,10 @@ class RecordedInputs:
         self.names_by_fake: dict[int, tuple[Any, str]] = {}
         self.data: dict[int, Tensor] = {}  # id of a fake tensor -> its real tensor
         self.versions: dict[int, int] = {}  # id of a fake tensor -> its version before the call
+        self.gradients: dict[int, tuple[Tensor, Tensor, int]] = {}
+        """``.grad`` before the call, by ``id`` of the fake tensor: the real one, the fake one, and its version."""
+        self.accumulates = False  # whether .grad of a real tensor became a fake tensor
+        self.adopting = False  # torch reads what a tensor has, to make a fake one
         self.real_of: dict[Node, Tensor] = {}  # placeholder -> its real tensor
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         self._last: Node | None = None
@@ -75,12 +79,18 @@ class RecordedInputs:
             elif tensor.layout is not torch.strided:
                 raise CaptureError(f"an input has layout {tensor.layout}, which is not supported")
             else:
-                with contextlib.nullcontext() if tensor.is_leaf else _unwarned():
-                    fake = self.fake_mode.from_tensor(tensor)
+                self.adopting = True
+                try:
+                    with contextlib.nullcontext() if tensor.is_leaf else _unwarned():
+                        fake = self.fake_mode.from_tensor(tensor)
+                    if fake.is_leaf and (gradient := fake.grad) is not None and tensor.grad is not None:
+                        self.gradients[id(fake)] = tensor.grad, gradient, _version(gradient)
+                finally:
+                    self.adopting = False
             self.adopted[id(tensor)] = (tensor, fake)
             self.data[id(fake)] = tensor
-            # torch writes a storage into some of its new fake tensors; those of inference mode have no version
-            self.versions[id(fake)] = 0 if fake.is_inference() else fake._version
+            # torch writes a storage into some of its new fake tensors
+            self.versions[id(fake)] = _version(fake)
         return self.adopted[id(tensor)][1]
 
     def add(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
@@ -152,6 +162,30 @@ class RecordedInputs:
     def is_fake_of(self, tensor: Tensor, real: Tensor) -> bool:
         return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
 
+    def refuse_gradient_state(self, tensor: Tensor) -> None:
+        """Refuse to read or change ``.grad`` of a tensor that the caller holds."""
+        real = self.data.get(id(tensor)) if isinstance(tensor, FakeTensor) else tensor
+        if real is None or self.adopting:
+            return
+        _, name = self.names.get(id(real)) or self.names_by_fake.get(id(tensor), ("", "a tensor"))
+        raise CaptureError(f"forward reads or changes .grad of {name} at {user_line()}; a graph cannot hold that")
+
+    def put_back_gradients(self) -> None:
+        """Give real tensors that were used themselves, by objects that hold them, the ``.grad`` that they had."""
+        for real, fake in self.adopted.values():
+            if real is not fake and real.is_leaf and isinstance(real.grad, FakeTensor):
+                real.grad = self.gradients[id(fake)][0] if id(fake) in self.gradients else None
+                self.accumulates = True
+
+    def refuse_accumulated(self) -> None:
+        """Refuse a call that left a gradient in ``.grad`` of a tensor that the caller holds."""
+        for real, fake in self.adopted.values():
+            if real is not fake and fake.is_leaf:
+                _, before, version = self.gradients.get(id(fake), (None, None, 0))
+                self.accumulates |= fake.grad is not before or (before is not None and _version(before) != version)
+        if self.accumulates:
+            raise CaptureError("forward leaves a gradient in .grad; a graph cannot hold that")
+
     def reassigned(self) -> tuple[int, ...]:
         """The placeholders whose tensors got other memory."""
         changed = self.functional.former.keys() - {id(fake) for fake, _, _ in self.functional.reshaped}
@@ -202,6 +236,11 @@ class RecordedInputs:
             value = torch.tensor(number, dtype=_DTYPES[type(number)])
         with self.fake_mode:
             return self.constant(torch.ops.aten.lift_fresh.default, value)
+
+
+def _version(tensor: Tensor) -> int:
+    """The version of a tensor; those of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def tensor_of(number: int | float) -> Tensor:

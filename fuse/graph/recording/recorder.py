@@ -52,6 +52,7 @@ from fuse.graph.numbers.learned import Learning
 from fuse.graph.numbers.read_numbers import WantsPlain
 from fuse.graph.outputs import finished
 from fuse.graph.patches.conversions import idle_conversions
+from fuse.graph.patches.gradient_state import gradients_noted
 from fuse.graph.patches.inference import InferenceModes, inference_followed
 from fuse.graph.patches.new_parameters import subclasses_refused
 from fuse.graph.patches.packed_sequences import packed_by_masks
@@ -145,6 +146,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             ):
                 result = self.model(*fake_args, **fake_kwargs)
             self._refuse_switches()
+            self.inputs.refuse_accumulated()
             self.choices.raise_if_cut_off()
             if self.choosing == frozenset():  # not tried yet
                 raise_if_several(self.drawn, self.functions)
@@ -185,9 +187,14 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             self._fake_state(arguments),
             reads_followed(self.reader, self.positions),
             reassignments_followed(self._assign_data, self._swapped),
+            gradients_noted(self._refuse_gradient_state),
             subclasses_refused(),
         ):
             yield
+
+    def _refuse_gradient_state(self, tensor: Tensor) -> None:
+        with self.reader.refusing():
+            self.inputs.refuse_gradient_state(tensor)
 
     def _swapped(self) -> None:
         self.unfollowed = "swapped with another"
@@ -230,6 +237,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             text = (str(error).splitlines() or [""])[0]
             raise CaptureError(f"{what} failed{_at(error)}: {type(error).__name__}: {text}") from error
         finally:
+            self.inputs.put_back_gradients()
             torch.clear_autocast_cache()  # it may hold fake copies of weights
 
     def _pack(self) -> None:
