@@ -187,3 +187,39 @@ def test_every_place_is_written_as_eager_writes_it(function: Callable[[Any, Tens
         torch.testing.assert_close(left[1], left[0], check_stride=True)
         launches.append(fused.last_run.launches if call != 6 or function is not out_of_range else 1)
     assert function in SEVERAL or 0 not in launches
+
+
+class Masked(nn.Module):
+    """Takes its masks from a buffer, and draws new ones when the batch has another size, as SpeechBrain's layers do."""
+
+    masks: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.place, self.batch = nn.Linear(4, 4), 0, 1
+        self.register_buffer("masks", torch.rand(100, 4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.batch != x.shape[0]:
+            self.batch = x.shape[0]
+            self.masks = torch.rand(100, 4)
+        mask = self.masks[self.place : self.place + self.batch]
+        self.place = self.place + self.batch
+        return torch.tanh(self.linear(x)) * mask
+
+
+def test_a_length_that_forward_compared_is_known() -> None:
+    """The batch, a number that ``forward`` may assign, equals a size: the slice has a length, and the place is any."""
+    eager = Masked()
+    model = copy.deepcopy(eager)
+    fused = fuse.compile(model)
+    for call, batch in enumerate([2, 2, 2, 3, 3, 3, 3, 2, 2, 2]):
+        x = torch.randn(batch, 4)
+        torch.manual_seed(call)
+        expected = eager(x)
+        torch.manual_seed(call)
+        torch.testing.assert_close(fused(x), expected)
+        assert (model.place, model.batch) == (eager.place, eager.batch)
+        assert fused.last_run is not None
+        assert not fused.last_run.fallbacks
+        assert fused.last_run.recaptured == "" or call < 5

@@ -80,7 +80,7 @@ class _Facts:
     ``made``: the node of the number as float64 or int64; None before that of a ``drawn`` number is needed. ``value``:
     its value in this call. ``origin``: the tensor without dimensions that it was read from, if any. ``bound``: the
     largest absolute value that an integer is known to have. ``root``: the node of the integer that it is a sum of, and
-    what was added; None if it is no sum.
+    what was added; None if it is no sum. ``settled``: an integer that was learned to equal one that Python knows.
     """
 
     reader: Reading
@@ -90,6 +90,7 @@ class _Facts:
     bound: int | None = None
     root: tuple[Node, int] | None = None
     drawn: DrawnNumber | None = None
+    settled: bool = False
 
     @property
     def node(self) -> Node:
@@ -191,6 +192,8 @@ def known(value: Any) -> Any:
     if type(value) is not Number:
         return value
     facts = value.facts
+    if facts.settled:
+        return facts.value
     if facts.reader.differentiates:  # the gradients of later calls depend on their own numbers
         raise CaptureError("the backward pass uses a number that forward reads") if facts.reader.plain else WantsPlain
     if facts.reader.closed:
@@ -233,7 +236,11 @@ def _computed(name: str, left: Any, right: Any) -> Any:
         if not isinstance(operands[0], Node):
             name, operands = _MIRRORED[name], operands[::-1]
         overload = "Tensor" if isinstance(operands[1], Node) else "Scalar"
-        return reader.truth(reader.emit(getattr(getattr(aten, name), overload), *operands))
+        truth = reader.truth(reader.emit(getattr(getattr(aten, name), overload), *operands))
+        if name in ("eq", "ne") and truth is (name == "eq") and not wide and overload == "Scalar":
+            number = left if type(left) is Number else right
+            number.facts.settled = True
+        return truth
     if not isinstance(operands[0], Node):  # ATen's operators take a tensor and a number, in this order
         operands[0] = reader.emit(aten.full_like.default, operands[1], operands[0])
     node = reader.emit(getattr(aten, _ATEN[name]).Tensor, *operands)
@@ -297,6 +304,11 @@ def _is_symbolic_integer(number: Number) -> bool:
     return type(facts.value) is int and not facts.reader.closed and not plain
 
 
+def _settled(value: Any) -> Any:
+    """A Number whose value is learned already as a plain number."""
+    return value.facts.value if type(value) is Number and value.facts.settled else value
+
+
 def _value(value: Any) -> Any:
     return value.facts.value if type(value) is Number else value
 
@@ -324,9 +336,9 @@ def _binary(name: str, mirrored: bool) -> Callable[..., Any]:
             return NotImplemented  # Python then calls the tensor's method
         if name in ("eq", "ne") and (other is None or isinstance(other, str)):
             return name == "ne"
-        left, right = (other, self) if mirrored else (self, other)
+        left, right = (_settled(other), _settled(self)) if mirrored else (_settled(self), _settled(other))
         found = None
-        if type(other) in (bool, int, float, Number):
+        if type(other) in (bool, int, float, Number) and Number in (type(left), type(right)):
             found = _computed(name, left, right)
         return _PYTHON[name](known(left), known(right)) if found is None else found
 
