@@ -75,7 +75,7 @@ class Followed:
 
     noted: Mapping[str, bool]
     expressions: Sequence[str]
-    counted: tuple[int, ...]
+    counted: tuple[Hashable, ...]
 
 
 @dataclass(eq=False)

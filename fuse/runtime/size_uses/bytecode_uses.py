@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Literal
 
@@ -111,6 +111,40 @@ def use_of(found: Sequence[dis.Instruction], place: int) -> Use | None:
         if _OWN not in stack:
             return "other"
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def constant_indices(code: CodeType) -> Mapping[int, tuple[str, tuple[int, ...]]]:
+    """Where code indexes or slices a local variable by constants: its name, by the offset of the instruction, and the
+    lengths that the variable has or has not. A list of fewer elements has another slice, or no such element.
+
+    >>> def inner(of): return of[24:], of[24], of[-2], of[0], of["a"]
+    >>> [lengths for _, lengths in constant_indices(inner.__code__).values()]
+    [(24, 25), (25,), (2,), (1,)]
+    """
+    found, made = _instructions(code), {}
+    for place, one in enumerate(found):
+        if not one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+            continue
+        end = place + 1
+        while end < len(found) and is_constant(found[end]):
+            end += 1
+        given = [each.argval for each in found[place + 1 : end]]
+        cuts = end < len(found) and found[end].opname in ("BUILD_SLICE", "BINARY_SLICE")
+        end += cuts and found[end].opname == "BUILD_SLICE"
+        if not given or end >= len(found):
+            continue
+        if found[end].opname not in ("BINARY_SUBSCR", "BINARY_SLICE") and found[end].argrepr != "[]":
+            continue
+        if type(given[0]) is slice:
+            cuts, given = True, [given[0].start, given[0].stop]
+        numbers = [number for number in given if type(number) is int]
+        lengths = {abs(number) + (number >= 0) for number in numbers}
+        if cuts:
+            lengths |= {abs(number) + (number < 0) for number in numbers}
+        name = one.argval[-1] if isinstance(one.argval, tuple) else one.argval
+        made[one.offset] = name, tuple(sorted(length for length in lengths if length > 0))
+    return {offset: (name, lengths) for offset, (name, lengths) in made.items() if lengths}
 
 
 def _popped(stack: list[int], count: int) -> list[int]:

@@ -20,7 +20,7 @@ import contextlib
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -69,14 +69,14 @@ def size_conditions(
     gradients: bool,
     layouts: Sequence[Any] = (),
     watched: bool = False,
-) -> tuple[tuple[int, ...], bool]:
+) -> tuple[tuple[Hashable, ...], bool]:
     """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
 
     ``integers`` are the integer arguments, extents where they vary. With ``gradients``, the call is captured with its
     gradients, on which ``forward`` may depend.
 
     Where ``conditions`` keep what is computed, sizes are watched, and ``layouts`` are those of the tensors, as extents.
-    Returns the plain numbers that ``forward`` counted, each once: lengths of lists, and sums. Also returns whether
+    Returns the plain numbers that ``forward`` counted, each once: lengths of lists, sums, and steps of loops. Also returns whether
     ``conditions`` have all numbers that it computes: no size that it read was told by its value, and none that an
     operator was told may be another one.
 
@@ -121,7 +121,7 @@ class _Following:
         self._refused: list[str] = []
         self._looks_up = False
         self.told = True
-        self.counted: dict[int, None] = {}
+        self.counted: dict[Hashable, None] = {}
 
     def give(self, arguments: Any, layouts: Sequence[Any]) -> None:
         """Note the sizes of the arguments, of which ``layouts`` has sizes and strides."""
@@ -202,7 +202,14 @@ class _Following:
         self.count(number)
         return number
 
-    def count(self, number: int) -> None:
+    def _reaches(self, length: int, number: int) -> None:
+        """Record whether a list of this length has so many elements."""
+        if length in self._formulas:
+            symbolic(self.number(length)) >= number  # noqa: B015 - the comparison is recorded
+        else:
+            self.count((length, number))
+
+    def count(self, number: Hashable) -> None:
         """Note a plain number that ``forward`` counted, which may depend on sizes."""
         if not self._plain and threading.get_ident() == self._thread:
             self.counted[number] = None
@@ -230,8 +237,9 @@ class _Following:
         with patched(FakeTensor, _answers(self.sizes, self.number)), indexing, chunking:
             self._plain -= 1
             try:
+                refuse, unwatched = self._refused.append, self._note_look_up
                 with recording_uses(
-                    self._refused.append, names, self._running, self.watches, self._note_look_up, self.count
+                    refuse, names, self._running, self.watches, unwatched, self.count, self._reaches
                 ):
                     yield
             finally:
@@ -239,7 +247,8 @@ class _Following:
 
     def plainly(self, run: Callable[..., Any], *args: Any) -> Any:
         """``run(*args)``, for which sizes are plain numbers; uses are not watched, which would take longer."""
-        watch = sys.getprofile()
+        watch, trace = sys.getprofile(), sys.gettrace()
+        sys.settrace(None)
         sys.setprofile(None)
         self._plain += 1
         try:
@@ -247,6 +256,7 @@ class _Following:
         finally:
             self._plain -= 1
             sys.setprofile(watch)
+            sys.settrace(trace)
 
 
 class _Size(tuple[int, ...]):

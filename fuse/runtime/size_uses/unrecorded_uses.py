@@ -25,7 +25,7 @@ import math
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -38,6 +38,7 @@ from fuse.runtime.size_uses.bytecode_uses import instructions, is_constant, use_
 from fuse.runtime.size_uses.counting import Int
 from fuse.runtime.size_uses.hand_counters import added_up, counters, counts
 from fuse.runtime.size_uses.int_uses import may_replace_int
+from fuse.runtime.size_uses.loop_steps import LoopSteps
 from fuse.runtime.size_uses.tables import is_table
 
 _MATH = {
@@ -66,7 +67,8 @@ def recording_uses(
     running: dict[FrameType, Any],
     watched: bool,
     unwatched: Callable[[], None],
-    count: Callable[[int], None],
+    count: Callable[[Hashable], None],
+    reaches: Callable[[int, int], None],
 ) -> Iterator[None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
@@ -79,8 +81,8 @@ def recording_uses(
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[tuple[int, int], tuple[dict[str, Any], Mapping[str, Any]]] = {}
     known_code: dict[CodeType, bool] = {}  # of all code that was called
-    if sys.getprofile() is not None:
-        refuse("a Python profiler is active")
+    if sys.getprofile() is not None or sys.gettrace() is not None:
+        refuse("a Python profiler or debugger is active")
         yield
         return
 
@@ -140,12 +142,20 @@ def recording_uses(
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{_place(frame)} calls {called.__name__}")
 
+    def is_own(frame: FrameType) -> bool:
+        known = known_code.get(frame.f_code)
+        return not (_is_known(frame) if known is None else known)
+
+    steps = LoopSteps(is_own, count, reaches)
     try:
         with patched(math, {name: _recording(own) for name, own in _MATH.items()}):
             sys.setprofile(watch)
+            sys.settrace(steps.trace)
             yield
     finally:
+        sys.settrace(None)
         sys.setprofile(None)
+        steps.end()
         running.clear()
         for of, added in given.values():
             for name, one in added.items():

@@ -1,0 +1,282 @@
+"""Loops whose steps differ in Python: how many steps they take is noted, since it may be a size.
+
+    for row in x:                     n is another number after each step: a size that no comparison records
+        h, n = cell(row, h), f(n)
+    for t in range(T):                steps take two paths, first one, then the other: the graphs show which
+        y = a(x[t]) if t < 9 else b(x[t])
+    for t in range(T):                one step takes another path than those around it: what it leaves in ``before`` is
+        h, before = before, h if t != 23 else -h      used at one length alone
+
+At a size, Python's values after a step of a loop are those after the last step of a shorter loop. If they are the same
+after all steps, or change once, all lengths between two that have the same graph have it, too. Otherwise the number of
+steps is noted, and has to be the same at all sizes at which ``forward`` is followed. The first step may differ: with a
+single step, the graph is another one. The last step is left out: it knows that it is the last, and records that.
+
+Calls by functions of C (``map``, ``reduce``), and of a function by itself, count as steps. A trace function sees each
+instruction of the code, which tells the paths.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
+from typing import Any
+
+from fuse.runtime.size_uses.bytecode_uses import constant_indices, instructions
+from fuse.runtime.size_uses.hand_counters import counters
+from fuse.runtime.size_uses.loop_variables import Loop, loops_of
+from fuse.runtime.size_uses.python_values import is_recorded, look
+
+_DISPLAYS = ("<listcomp>", "<setcomp>", "<dictcomp>")
+
+
+@dataclass
+class _History:
+    """How often a value changed from step to step."""
+
+    changes: int = -1
+    last: Any = None
+
+    def add(self, value: Any) -> None:
+        self.changes += self.changes < 0 or value != self.last
+        self.last = value
+
+
+@dataclass
+class _Steps:
+    """The steps of a loop so far: the paths that they took, and what they left.
+
+    Attributes:
+        place: where the loop is.
+        body: the offsets of its instructions.
+        after: the variables that are used behind the loop only.
+        left: their values behind the loop.
+        differ: whether something else tells that steps differ.
+    """
+
+    place: tuple[Hashable, ...]
+    body: frozenset[int] = frozenset()
+    after: tuple[str, ...] = ()
+    left: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 0
+    path: int = 0
+    differ: bool = False
+    _all: int = 0
+    _paths: _History = field(default_factory=_History)
+    _values: dict[str, _History] = field(default_factory=dict)
+    _latest: tuple[int, dict[str, Any]] = (0, {})
+
+    def begin(self, looks: dict[str, Any]) -> None:
+        """A step begins, with these values."""
+        path, before = self._latest
+        if self.count > 1:
+            for name, one in before.items():
+                self._values.setdefault(name, _History()).add(one)
+        if self.count > 2:
+            self._paths.add(path)
+        self._latest = self.path, looks
+        self._all = hash((self._all, self.path))
+        self.path = 0
+        self.count += 1
+
+    def summary(self) -> int:
+        """A number that tells all paths."""
+        return hash((self._all, self.path))
+
+    def are_unlike(self) -> bool:
+        """Whether steps differ."""
+        changing = (name for name, one in self._values.items() if one.changes > 1)
+        unknown = any(name not in self.after or not is_recorded(self.left.get(name)) for name in changing)
+        return self.differ or self._paths.changes > 1 or unknown
+
+
+@dataclass(eq=False)
+class _Running:
+    """A function that runs, the loops that it is in, and the steps that its call and its calls are."""
+
+    frame: FrameType
+    loops: Mapping[int, Loop]
+    indices: Mapping[int, tuple[str, tuple[int, ...]]]
+    inside: list[_Steps] = field(default_factory=list)
+    path: int = 0
+    calls: dict[CodeType, _Steps] = field(default_factory=dict)
+    called: _Steps | None = None
+
+    def go(self, number: int) -> None:
+        """Go on along the path."""
+        if self.inside:
+            self.inside[-1].path = hash((self.inside[-1].path, number))
+        else:
+            self.path = hash((self.path, number))
+
+
+class LoopSteps:
+    """The trace function that watches the loops of one thread.
+
+    Args:
+        is_own: whether the code of a frame is the user's.
+        note: gets the place and the number of steps of each loop whose steps differ.
+        reaches: gets the length of a list and a number: code finds out whether the list has so many elements.
+    """
+
+    def __init__(
+        self,
+        is_own: Callable[[FrameType], bool],
+        note: Callable[[Hashable], None],
+        reaches: Callable[[int, int], None],
+    ) -> None:
+        self._is_own, self._note, self._reaches = is_own, note, reaches
+        self._running: list[_Running] = []
+        self._suspended: dict[FrameType, _Running] = {}
+        self._nested: dict[CodeType, list[_Steps]] = {}
+
+    def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """A function begins, or a generator goes on."""
+        if event != "call" or not self._is_own(frame):
+            return None
+        running = self._suspended.pop(frame, None)
+        if running is None:
+            running = _Running(frame, loops_of(frame.f_code), constant_indices(frame.f_code))
+            self._note_call(running)
+        self._running.append(running)
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._go_on
+
+    def end(self) -> None:
+        """The code that was watched has ended."""
+        for running in (*reversed(self._running), *self._suspended.values()):
+            self._leave_loops(running)
+        self._running.clear()
+        self._suspended.clear()
+
+    def _note_call(self, running: _Running) -> None:
+        """Note a call as a step: of a function of C that calls again, and of a function that runs already."""
+        code, frame = running.frame.f_code, running.frame
+        place = code.co_name, code.co_firstlineno
+        caller = self._running[-1] if self._running else None
+        arguments = dict(frame.f_locals)
+        looks = {name: look(one) for name, one in arguments.items()}
+        if caller is not None and frame.f_back is caller.frame:
+            steps = caller.calls.setdefault(code, _Steps((*place, "called"), after=tuple(arguments)))
+            steps.left = arguments
+            shared = _shared(caller.frame)
+            steps.begin({**looks, **{(name, "shared"): look(one) for name, one in shared.items()}})
+            running.called = steps
+        nested = self._nested.setdefault(code, [])
+        nested.append(nested[-1] if nested else _Steps((*place, "within itself")))
+        nested[-1].begin(looks)
+
+    def _go_on(self, frame: FrameType, event: str, arg: Any) -> Any:
+        running = self._running[-1] if self._running else None
+        if running is None or running.frame is not frame:
+            return None
+        if event == "opcode":
+            self._arrive(running, frame.f_lasti)
+        elif event == "return":
+            self._running.pop()
+            self._return(running, arg)
+        return self._go_on
+
+    def _arrive(self, running: _Running, offset: int) -> None:
+        """An instruction is about to run."""
+        if running.calls:
+            self._end_calls(running)
+        while running.inside and offset not in running.inside[-1].body:
+            self._leave(running, running.inside.pop())
+        if (loop := running.loops.get(offset)) is not None:
+            if not running.inside or running.inside[-1].body is not loop.body:
+                place = running.frame.f_code.co_name, running.frame.f_code.co_firstlineno, offset
+                running.inside.append(_Steps(place, loop.body, loop.after))
+            running.inside[-1].begin(_looks(running.frame, loop))
+        if (index := running.indices.get(offset)) is not None:
+            of = running.frame.f_locals.get(index[0])
+            if isinstance(of, (list, tuple)):
+                for number in index[1]:
+                    self._reaches(len(of), number)
+        running.go(offset)
+
+    def _return(self, running: _Running, result: Any) -> None:
+        frame, code = running.frame, running.frame.f_code
+        caller = self._running[-1] if self._running else None
+        if frame.f_lasti in _yields(code):
+            self._suspended[frame] = running
+            if running.inside:
+                running.inside[-1].differ |= not is_recorded(result)
+            path = running.inside[-1].path if running.inside else running.path
+            if caller is not None:
+                caller.go(hash((id(code), frame.f_lasti, path)))
+            return
+        if code.co_name in _DISPLAYS and running.inside:
+            running.inside[0].differ |= not is_recorded(result)
+        self._leave_loops(running)
+        if nested := self._nested.get(code):
+            steps = nested.pop()
+            if nested:
+                steps.differ |= not is_recorded(result)
+            else:
+                self._judge(steps)
+        if running.called is not None:
+            running.called.path = running.path
+            running.called.differ |= not is_recorded(result)
+        if caller is not None:
+            caller.go(hash((id(code), running.path, _look_at_owner(frame))))
+
+    def _leave_loops(self, running: _Running) -> None:
+        self._end_calls(running)
+        while running.inside:
+            self._leave(running, running.inside.pop())
+
+    def _leave(self, running: _Running, steps: _Steps) -> None:
+        """A loop has ended."""
+        steps.left = running.frame.f_locals
+        self._judge(steps)
+        running.go(steps.summary())
+
+    def _end_calls(self, running: _Running) -> None:
+        """The function of C has ended that called."""
+        for steps in running.calls.values():
+            if steps.count > 1:
+                self._judge(steps)
+        running.calls.clear()
+
+    def _judge(self, steps: _Steps) -> None:
+        if steps.are_unlike():
+            self._note((*steps.place, steps.count))
+
+
+def _looks(frame: FrameType, loop: Loop) -> dict[str, Any]:
+    """The values that a step of a loop may receive, as they are now."""
+    values, known = frame.f_locals, counters(frame.f_code)
+    names = (name for name in (*loop.within, *loop.after) if name not in known)
+    found = {name: look(values.get(name)) for name in names}
+    return {**found, **{name: look(one) for name, one in _shared(frame).items()}}
+
+
+def _shared(frame: FrameType) -> dict[str, Any]:
+    """The values that code shares with other code: variables of closures, and globals."""
+    code, values = frame.f_code, frame.f_locals
+    found = {name: values.get(name) for name in (*code.co_cellvars, *code.co_freevars)}
+    for name in _globals(code):
+        value = frame.f_globals.get(name)
+        if not isinstance(value, (type, ModuleType, BuiltinFunctionType)):
+            found[name] = value
+    return found
+
+
+def _look_at_owner(frame: FrameType) -> Hashable:
+    """The first argument as it is now, which may be an object that has changed."""
+    code = frame.f_code
+    owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return look(owner) if hasattr(owner, "__dict__") else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals(code: CodeType) -> frozenset[str]:
+    return frozenset(one.argval for one in instructions(code) if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _yields(code: CodeType) -> frozenset[int]:
+    return frozenset(one.offset for one in instructions(code) if one.opname == "YIELD_VALUE")

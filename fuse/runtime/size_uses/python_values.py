@@ -1,0 +1,107 @@
+"""Python's values, compared between the steps of a loop: whether a step changed them.
+
+    h, [h0, h1], None        tensors, and lists of them, of any length: the graph has what was done with them
+    3, "decoder", cell       equal if they are; modules and functions if they are the same
+    {"n": 3}, State(n=3)     equal if all that they hold is
+    iter(x), (f(t) for ...)  may have moved: they are unlike at each look
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuse.kernel.arithmetic.extents import Extent
+from fuse.runtime.size_uses.watched_integers import WatchedInteger, symbolic
+
+MOST = 2000
+"""Objects that are looked at, of those that a value holds. A value that holds more counts as changed."""
+
+_TENSORS = "tensors"
+_PLAIN = (bool, str, bytes, float, complex, torch.dtype, torch.device, type(None))
+_LISTS = (list, tuple, deque)
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def look(value: Any) -> Any:
+    """A value as it is now: equal to an earlier look if nothing but tensors changed.
+
+    >>> look([torch.ones(1)]) == look([torch.zeros(2), torch.ones(3)]), look([1]) == look([1, 1])
+    (True, False)
+    >>> state = {"n": 1}
+    >>> before = look(state)
+    >>> state["n"] += 1
+    >>> look(state) == before, look(iter([])) == look(iter([]))
+    (False, False)
+    """
+    return _Look().at(value)
+
+
+class _Look:
+    def __init__(self) -> None:
+        self._left = MOST
+        self._above: set[int] = set()
+
+    def at(self, value: Any) -> Any:
+        self._left -= 1
+        if isinstance(value, Tensor):
+            return _TENSORS
+        if isinstance(value, Extent) or type(value) is WatchedInteger:
+            return symbolic(value).terms
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        if isinstance(value, int):
+            return int, int.__index__(value)
+        if isinstance(value, (type, BuiltinFunctionType, ModuleType)):
+            return id(value)
+        if self._left < 0 or isinstance(value, Iterator):
+            return object()
+        if id(value) in self._above:  # it holds itself
+            return None
+        self._above.add(id(value))
+        found = self._inside(value)
+        self._above.remove(id(value))
+        return found
+
+    def _inside(self, value: Any) -> Any:
+        if isinstance(value, _LISTS):
+            return self._entries(value)
+        if isinstance(value, dict):
+            return self._entries([*value]), self._entries([*value.values()])
+        if isinstance(value, (set, frozenset)):
+            return frozenset(map(self.at, value))
+        if isinstance(value, MethodType):
+            return id(value.__func__), self.at(value.__self__)
+        held = getattr(value, "__dict__", None) or {}
+        own = {name: one for name, one in held.items() if name not in _OF_MODULES}
+        is_one = isinstance(value, (nn.Module, FunctionType)) or not held
+        return id(value) if is_one else type(value), self.at(own) if own else None
+
+    def _entries(self, values: Any) -> Any:
+        kinds = set(map(type, values))
+        if kinds and all(issubclass(kind, Tensor) for kind in kinds):
+            return _TENSORS
+        if kinds <= {int, str, float, bool}:
+            return tuple(kinds), tuple(values)
+        looks = tuple(map(self.at, values))
+        nothing = type(None), None
+        of_tensors = all(one == _TENSORS or one == nothing for one in looks) and _TENSORS in looks
+        return _TENSORS if of_tensors else looks
+
+
+def is_recorded(value: Any) -> bool:
+    """Whether a value is made of tensors and symbolic sizes only, whose uses are recorded.
+
+    >>> is_recorded((torch.ones(1), None)), is_recorded((torch.ones(1), 3))
+    (True, False)
+    """
+    if isinstance(value, _LISTS):
+        return all(map(is_recorded, value))
+    if isinstance(value, dict):
+        return all(isinstance(one, str) for one in value) and all(map(is_recorded, value.values()))
+    return value is None or isinstance(value, (Tensor, Extent)) or type(value) is WatchedInteger
