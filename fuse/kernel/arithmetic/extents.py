@@ -175,7 +175,8 @@ class Extent(int):
 
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, (list, tuple)) and not self.conditions.of_text:
-            return plain(self) * other  # a list with an entry for each step, whose length is known as this size
+            numbers = any(isinstance(one, (int, float, str, bytes)) for one in other)
+            return (pinned(self) if numbers else plain(self)) * other  # without numbers, its uses tell its length
         if not isinstance(other, int):
             return pinned(self) * other
         return self._made(plain(self) * plain(other), product_of(self.terms, terms_of(other)))

@@ -74,10 +74,12 @@ def counting(
             ends = {at: own.start + own.step * (known(position + 1) - 1) for at, own in ranges.items() if is_last}
             yield tuple(item if _is_symbolic(item) else ends.get(at, item) for at, item in _enumerate(items))
 
-    def total(*of: Any, **how: Any) -> Any:
-        found = _sum(*of, **how)
-        if type(found) is int:
-            count(found)
+    def total(of: Any, /, start: Any = 0) -> Any:
+        items = of if isinstance(of, torch.Size) else list(of)
+        found = _sum(items, start)
+        symbols = _sum(map(_is_symbolic, items))
+        if type(found) is int or (symbols and symbols < _len(items) and not isinstance(of, torch.Size)):
+            count(plain(symbolic(found)))
         return found
 
     return {"range": _Range, "len": length, "enumerate": numbered, "zip": zipped, "sum": total}
@@ -201,7 +203,8 @@ class _Range(metaclass=_AsRange):
 
 
 class _SymbolicRange:
-    """A range up to a symbolic bound: its last number is symbolic, the others are plain."""
+    """A range with a symbolic bound. Where it starts at a plain number, its last number is symbolic, and the others
+    are plain: loops of other lengths have them, too. Otherwise all are symbolic."""
 
     def __init__(self, own: range, bounds: tuple[int, ...]) -> None:
         start, stop = bounds[:2] if _len(bounds) > 1 else (0, bounds[0])
@@ -209,17 +212,23 @@ class _SymbolicRange:
         steps = (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
         self.count = steps
         self._own = own
+        self._start, self._step = start, step
         self._last = start + (steps - 1) * step
+        self._is_plain = not any(map(_is_symbolic, (start, step)))
 
     def __iter__(self) -> Iterator[int]:
         _pin_if_kept(self.count)
-        yield from counted(self._own[:-1], self._last) if self._own.step > 0 else self._own[:-1]
+        before = self._own[:-1]
+        if self._is_plain:
+            yield from counted(before, self._last) if self._own.step > 0 else before
+        else:
+            yield from (self._start + position * self._step for position in _range(_len(before)))
         yield self._last
 
     def __reversed__(self) -> Iterator[int]:
         _pin_if_kept(self.count)
-        yield self._last
-        yield from reversed(self._own[:-1])
+        yield from (self._last - position * self._step for position in _range(_len(self._own) - 1))
+        yield self._start
 
     def __len__(self) -> int:
         pinned(symbolic(self.count))  # it becomes a list: ``len`` itself is replaced
@@ -230,11 +239,11 @@ class _SymbolicRange:
             return list(self)[position]
         number = self._own[plain(symbolic(position))]
         if plain(symbolic(position)) < 0:
-            return self._last + (position + 1) * self._own.step
+            return self._last + (position + 1) * self._step
         if number == self._own[-1]:
             return self._last
         _pin_if_kept(self.count)
-        return number
+        return number if self._is_plain else self._start + position * self._step
 
     def __contains__(self, number: object) -> bool:
         return any(one == number for one in self)

@@ -26,7 +26,7 @@ from typing import Any
 
 from fuse.runtime.size_uses.bytecode_uses import constant_indices, instructions
 from fuse.runtime.size_uses.hand_counters import counters
-from fuse.runtime.size_uses.loop_variables import Loop, loops_of
+from fuse.runtime.size_uses.loop_variables import CodeLoop, loops_of
 from fuse.runtime.size_uses.python_values import is_recorded, look
 
 _DISPLAYS = ("<listcomp>", "<setcomp>", "<dictcomp>")
@@ -97,7 +97,7 @@ class _Running:
     """A function that runs, the loops that it is in, and the steps that its call and its calls are."""
 
     frame: FrameType
-    loops: Mapping[int, Loop]
+    loops: Mapping[int, CodeLoop]
     indices: Mapping[int, tuple[str, tuple[int, ...]]]
     inside: list[_Steps] = field(default_factory=list)
     path: int = 0
@@ -162,7 +162,7 @@ class LoopSteps:
             steps = caller.calls.setdefault(code, _Steps((*place, "called"), after=tuple(arguments)))
             steps.left = arguments
             shared = _shared(caller.frame)
-            steps.begin({**looks, **{(name, "shared"): look(one) for name, one in shared.items()}})
+            steps.begin({**looks, **{f"{name} of the caller": look(one) for name, one in shared.items()}})
             running.called = steps
         nested = self._nested.setdefault(code, [])
         nested.append(nested[-1] if nested else _Steps((*place, "within itself")))
@@ -208,9 +208,9 @@ class LoopSteps:
             if caller is not None:
                 caller.go(hash((id(code), frame.f_lasti, path)))
             return
-        if code.co_name in _DISPLAYS and running.inside:
-            running.inside[0].differ |= not is_recorded(result)
         self._leave_loops(running)
+        if code.co_name in _DISPLAYS and not is_recorded(result):
+            self._note((code.co_name, code.co_firstlineno, len(result)))
         if nested := self._nested.get(code):
             steps = nested.pop()
             if nested:
@@ -246,7 +246,7 @@ class LoopSteps:
             self._note((*steps.place, steps.count))
 
 
-def _looks(frame: FrameType, loop: Loop) -> dict[str, Any]:
+def _looks(frame: FrameType, loop: CodeLoop) -> dict[str, Any]:
     """The values that a step of a loop may receive, as they are now."""
     values, known = frame.f_locals, counters(frame.f_code)
     names = (name for name in (*loop.within, *loop.after) if name not in known)

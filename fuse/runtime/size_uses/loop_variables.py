@@ -24,7 +24,7 @@ _ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_
 
 
 @dataclass(frozen=True)
-class Loop:
+class CodeLoop:
     """A loop of a code.
 
     Attributes:
@@ -39,7 +39,7 @@ class Loop:
 
 
 @functools.lru_cache(maxsize=4096)
-def loops_of(code: CodeType) -> Mapping[int, Loop]:
+def loops_of(code: CodeType) -> Mapping[int, CodeLoop]:
     """The loops of a code, by the offset of the first instruction of a step.
 
     >>> def forward(x, h, width):
@@ -63,7 +63,7 @@ def loops_of(code: CodeType) -> Mapping[int, Loop]:
         for other in others:
             before[other].append(place)
     everywhere = _live(found, following)
-    made: dict[int, Loop] = {}
+    made: dict[int, CodeLoop] = {}
     for start in starts:
         head = places[start]
         body, rest = {head}, [one for one in before[head] if one >= head]
@@ -71,9 +71,11 @@ def loops_of(code: CodeType) -> Mapping[int, Loop]:
             if (place := rest.pop()) not in body:
                 body.add(place)
                 rest += before[place]
-        inside = _live(found, [[one for one in following[place] if {place, one} <= body] for place in range(len(found))])
+        inside = _live(
+            found, [[one for one in following[place] if {place, one} <= body] for place in range(len(found))]
+        )
         within = inside[head] - {*code.co_cellvars, *code.co_freevars}
-        made[start] = Loop(
+        made[start] = CodeLoop(
             frozenset(found[place].offset for place in body),
             tuple(sorted(within)),
             tuple(sorted(everywhere[head] - within)),

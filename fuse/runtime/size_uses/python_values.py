@@ -1,9 +1,9 @@
 """Python's values, compared between the steps of a loop: whether a step changed them.
 
-    h, [h0, h1], None        tensors, and lists of them, of any length: the graph has what was done with them
-    3, "decoder", cell       equal if they are; modules and functions if they are the same
-    {"n": 3}, State(n=3)     equal if all that they hold is
-    iter(x), (f(t) for ...)  may have moved: they are unlike at each look
+h, [h0, h1], None        tensors, and lists of them, of any length: the graph has what was done with them
+3, "decoder", cell       equal if they are; modules and functions if they are the same
+{"n": 3}, State(n=3)     equal if all that they hold is
+iter(x), (f(t) for ...)  may have moved: they are unlike at each look
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Look:
             return tuple(kinds), tuple(values)
         looks = tuple(map(self.at, values))
         nothing = type(None), None
-        of_tensors = all(one == _TENSORS or one == nothing for one in looks) and _TENSORS in looks
+        of_tensors = all(one in (_TENSORS, nothing) for one in looks) and _TENSORS in looks
         return _TENSORS if of_tensors else looks
 
 

@@ -76,9 +76,9 @@ def size_conditions(
     gradients, on which ``forward`` may depend.
 
     Where ``conditions`` keep what is computed, sizes are watched, and ``layouts`` are those of the tensors, as extents.
-    Returns the plain numbers that ``forward`` counted, each once: lengths of lists, sums, and steps of loops. Also returns whether
-    ``conditions`` have all numbers that it computes: no size that it read was told by its value, and none that an
-    operator was told may be another one.
+    Returns the plain numbers that ``forward`` counted, each once: lengths of lists, sums, and steps of loops. Also
+    returns whether ``conditions`` have all numbers that it computes: no size that it read was told by its value, and
+    none that an operator was told may be another one.
 
     Sizes are watched as well if ``watched``.
 
@@ -206,7 +206,7 @@ class _Following:
         """Record whether a list of this length has so many elements."""
         if length in self._formulas:
             symbolic(self.number(length)) >= number  # noqa: B015 - the comparison is recorded
-        else:
+        elif number > 2:  # one step, and several: lengths on each side are next to each other
             self.count((length, number))
 
     def count(self, number: Hashable) -> None:
@@ -238,9 +238,7 @@ class _Following:
             self._plain -= 1
             try:
                 refuse, unwatched = self._refused.append, self._note_look_up
-                with recording_uses(
-                    refuse, names, self._running, self.watches, unwatched, self.count, self._reaches
-                ):
+                with recording_uses(refuse, names, self._running, self.watches, unwatched, self.count, self._reaches):
                     yield
             finally:
                 self._plain += 1

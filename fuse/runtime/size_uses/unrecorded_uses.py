@@ -4,6 +4,7 @@
     from math import log2            a function under its own name cannot be replaced: refused
     for step in x: steps += 1        counts steps without reading a size: refused if steps is used after the loop
     for step in x: place += hop      counts if hop is a plain number: place is noted
+    for step in x: n = f(n)          n changes in each step: the number of steps is noted (loop_steps.py)
     self.factors[x.shape[0]]         indexing of lists (of numbers or functions), strings, arrays reads it: such code
                                      runs again with watched sizes, which record that
     "bias_%d" % x.shape[0]           formatting by an operator reads the number: refused
@@ -22,6 +23,7 @@ import dis
 import functools
 import itertools
 import math
+import operator
 import re
 import sys
 from collections import deque
@@ -55,8 +57,18 @@ _LAYERS = "torch.nn.modules."
 _NUMBER_IN_TEXT = re.compile(r"%[^%]*?[diouxXc]")
 _LOOKING_UP = frozenset({"__delitem__", "__getitem__", "__setitem__", "insert", "pop", "rotate"})
 """Methods of lists and the like that are given a position."""
-_GETTERS = frozenset({"islice", "itemgetter"})
-"""Classes of Python's library that are given a position."""
+_GETTERS = frozenset({"bytearray", "bytes", "islice", "itemgetter", "slice"})
+"""Classes of Python that are given a position or a length."""
+_OF_TEXTS = frozenset({"center", "count", "expandtabs", "find", "index", "ljust", "replace", "rjust", "split", "zfill"})
+"""Methods of texts that are given a number."""
+_CALLING = frozenset(
+    {
+        *("_collections_abc", "abc", "builtins", "collections", "contextlib", "contextvars", "copy", "dataclasses"),
+        *("enum", "functools", "gc", "inspect", "itertools", "logging", "operator", "os", "re", "sys", "thread"),
+        *("threading", "time", "types", "typing", "warnings", "weakref"),
+    }
+)
+"""Modules of Python's library that read no numbers by themselves."""
 _HOOKING = "_push_saved_tensors_default_hooks"
 
 
@@ -120,6 +132,9 @@ def recording_uses(
         if (known := known_code.get(frame.f_code)) is None:
             known = begin(frame) if event == "call" else _is_known(frame)
         if known:
+            caller = frame.f_back
+            if event == "call" and caller is not None and not known_code.get(caller.f_code, True) and _reads(frame):
+                look_up(caller, True)
             return
         if event == "return":
             for name in added_up(frame.f_code):
@@ -137,7 +152,7 @@ def recording_uses(
                 refuse(f"{_place(frame)} formats numbers, or asks whether a type is int")
             else:
                 look_up(frame, _looks_up_in_tables(frame))
-        elif called.__name__ in _LOOKING_UP and is_table(getattr(called, "__self__", None)):
+        elif _may_look_up(called):
             look_up(frame, True)
         elif called in _READERS or called.__name__ in _SIZE_GETTERS or (called.__module__ or "").startswith("numpy"):
             refuse(f"{_place(frame)} calls {called.__name__}")
@@ -148,7 +163,8 @@ def recording_uses(
 
     steps = LoopSteps(is_own, count, reaches)
     try:
-        with patched(math, {name: _recording(own) for name, own in _MATH.items()}):
+        recorded = {name: _recording(own) for name, own in _MATH.items()}
+        with patched(math, recorded), patched(operator, {"index": _recording(operator.index)}):
             sys.setprofile(watch)
             sys.settrace(steps.trace)
             yield
@@ -169,6 +185,26 @@ def _is_known(frame: FrameType) -> bool:
     return module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__")
 
 
+def _reads(frame: FrameType) -> bool:
+    """Whether code is Python's, and may read the numbers that it is given."""
+    module = frame.f_globals.get("__name__", "").partition(".")[0]
+    return module in sys.stdlib_module_names and module not in _CALLING
+
+
+def _may_look_up(called: Any) -> bool:
+    """Whether a function of C may look up in a table, or read a number otherwise.
+
+    >>> _may_look_up("abc".center), _may_look_up([1, 2].pop), _may_look_up([1, 2].append), _may_look_up(len)
+    (True, True, False, False)
+    """
+    owner, module = getattr(called, "__self__", None), (called.__module__ or "").partition(".")[0].lstrip("_")
+    if called.__name__ in _LOOKING_UP and is_table(owner):
+        return True
+    if isinstance(owner, (str, bytes)) and called.__name__ in _OF_TEXTS:
+        return True
+    return module in sys.stdlib_module_names and module not in _CALLING and called not in _READERS
+
+
 def _place(frame: FrameType) -> str:
     """Where code runs, as ``forward at model.py:12``."""
     return f"{frame.f_code.co_name} at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -184,6 +220,8 @@ def _recording(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _counts_on(frame: FrameType) -> bool:
     names = frame.f_code.co_names
+    if "accumulate" in names:
+        return True
     return "count" in names and ("itertools" in names or frame.f_globals.get("count") is itertools.count)
 
 
