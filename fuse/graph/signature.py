@@ -183,7 +183,7 @@ class Signature:
     returns. ``drawn``: the random numbers that Python draws. ``reassigned``: the placeholders whose tensors get other
     memory, as by ``tensor.data = value``. ``reshaped``: changes of shapes of inputs, in order. ``raised``: pairs of a
     placeholder and how often eager raises the version of its tensor otherwise. Autograd sees writes by versions; writes
-    through ``.data`` raise none.
+    through ``.data`` raise none. ``ungraded``: the placeholders whose ``.grad`` ``forward`` found to be None.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -201,3 +201,4 @@ class Signature:
     reassigned: tuple[int, ...] = ()
     reshaped: tuple[Reshaping, ...] = ()
     raised: tuple[tuple[int, int], ...] = ()
+    ungraded: tuple[int, ...] = ()

@@ -193,6 +193,10 @@ class Engine:
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self.eager(args, kwargs, reason)
+        if compiled.ungraded and any(tensors[i].grad is not None for i in compiled.ungraded):
+            return self.eager(
+                args, kwargs, Fallback(self._maker.name, "", "forward reads a .grad that was None before")
+            )
         containers = compiled.carried.given(args, kwargs) if compiled.carried else ()
         if containers is None:
             twice = "forward changes an argument that occurs twice in the call, or that the model holds, too"

@@ -118,3 +118,18 @@ def test_gradients_that_share_memory_do_not_keep_a_model_eager() -> None:
     fused(torch.randn(2, 4)).sum().backward()
     assert fused.last_run is not None
     assert not fused.last_run.fallbacks
+
+
+@pytest.mark.filterwarnings("ignore:Model runs eager")
+def test_a_gradient_that_is_none_may_be_read() -> None:
+    """As layers that keep averages do, in case an optimizer has them; each call asks again."""
+    eager = Model(_asks)
+    model = copy.deepcopy(eager)
+    fused = fuse.compile(model)
+    for call in range(5):
+        x = torch.randn(2, 4)
+        for one in (eager, model):
+            one.linear.weight.grad = torch.ones(4, 4) if call == 3 else None
+        torch.testing.assert_close(fused(x), eager(x))
+        assert fused.last_run is not None
+        assert bool(fused.last_run.fallbacks) is (call == 3)

@@ -258,7 +258,7 @@ class JointRecorder(Recorder):
         """A context in which the user's gradients, too, see fake parameters: they may run modules, and accumulate."""
         with (
             with_fake_parameters(self.model, self.inputs.of_state),
-            gradients_noted(self._refuse_gradient_state),
+            gradients_noted(lambda tensor, value: self.inputs.refuse_gradient(tensor)),
         ):
             yield
 

@@ -52,6 +52,7 @@ class RecordedInputs:
         self.versions: dict[int, int] = {}  # id of a fake tensor -> its version before the call
         self.gradients: dict[int, tuple[Tensor, Tensor, int]] = {}
         """``.grad`` before the call, by ``id`` of the fake tensor: the real one, the fake one, and its version."""
+        self.without_gradient: dict[int, None] = {}  # ids of fake tensors whose .grad forward found to be None
         self.accumulates = False  # whether .grad of a real tensor became a fake tensor
         self.adopting = False  # torch reads what a tensor has, to make a fake one
         self.real_of: dict[Node, Tensor] = {}  # placeholder -> its real tensor
@@ -162,13 +163,30 @@ class RecordedInputs:
     def is_fake_of(self, tensor: Tensor, real: Tensor) -> bool:
         return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
 
-    def refuse_gradient_state(self, tensor: Tensor) -> None:
-        """Refuse to read or change ``.grad`` of a tensor that the caller holds."""
+    def note_gradient(self, tensor: Tensor, value: Tensor | None) -> None:
+        """Note that ``forward`` reads ``.grad`` of a tensor that the caller holds, or assigns ``value`` to it.
+
+        Raises:
+            CaptureError: it does not find None, or does not leave it.
+        """
         real = self.data.get(id(tensor)) if isinstance(tensor, FakeTensor) else tensor
         if real is None or self.adopting:
             return
-        _, name = self.names.get(id(real)) or self.names_by_fake.get(id(tensor), ("", "a tensor"))
-        raise CaptureError(f"forward reads or changes .grad of {name} at {user_line()}; a graph cannot hold that")
+        if value is None and real.is_leaf and _GRADIENT.__get__(real) is None:
+            self.without_gradient[id(self.known(real))] = None
+        else:
+            self.refuse_gradient(tensor)
+
+    def refuse_gradient(self, tensor: Tensor) -> None:
+        """Refuse to read or change ``.grad`` of a tensor that the caller holds."""
+        real = self.data.get(id(tensor)) if isinstance(tensor, FakeTensor) else tensor
+        if real is not None and not self.adopting:
+            _, name = self.names.get(id(real)) or self.names_by_fake.get(id(tensor), ("", "a tensor"))
+            raise CaptureError(f"forward reads or changes .grad of {name} at {user_line()}; a graph cannot hold that")
+
+    def ungraded(self) -> tuple[int, ...]:
+        """The placeholders whose ``.grad`` ``forward`` found to be None."""
+        return tuple(i for i, fake in enumerate(self.placeholders) if id(fake) in self.without_gradient)
 
     def put_back_gradients(self) -> None:
         """Give real tensors that were used themselves, by objects that hold them, the ``.grad`` that they had."""
@@ -236,6 +254,9 @@ class RecordedInputs:
             value = torch.tensor(number, dtype=_DTYPES[type(number)])
         with self.fake_mode:
             return self.constant(torch.ops.aten.lift_fresh.default, value)
+
+
+_GRADIENT: Any = Tensor.grad  # the slot itself, which is not patched during a recording
 
 
 def _version(tensor: Tensor) -> int:

@@ -4,7 +4,8 @@
         self.zero_grad()                   assigns None to .grad, or fills it with zeros
         norm = self.weight.grad.norm()     None before the first backward pass, another tensor after it
 
-No operator shows these, and a program would neither repeat them nor notice that ``.grad`` is another one.
+No operator shows these, and a program would neither repeat them nor notice that ``.grad`` is another one. Only where
+``.grad`` is None and stays None is there nothing to repeat; each call then asks whether it still is.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from fuse.graph.patches.patched import in_this_thread, patched
 
 
 @contextlib.contextmanager
-def gradients_noted(note: Callable[[Tensor], None]) -> Iterator[None]:
-    """A context that calls ``note(tensor)`` before this thread reads or changes ``.grad`` of a fake tensor or a
-    parameter.
+def gradients_noted(note: Callable[[Tensor, Tensor | None], None]) -> Iterator[None]:
+    """A context that calls ``note(tensor, None)`` before this thread reads ``.grad`` of a fake tensor or a parameter,
+    and ``note(tensor, value)`` before it assigns a value.
 
-    >>> with gradients_noted(lambda tensor: print("noted")):
+    >>> with gradients_noted(lambda tensor, value: print(value)):
     ...     nn.Parameter(Tensor(2)).grad = None
-    noted
+    None
     """
     grad: Any = Tensor.grad
 
     def noted(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(tensor: Tensor, *value: Any) -> Any:
-            note(tensor)
+            note(tensor, value[0] if value else None)
             return original(tensor, *value)
 
         return in_this_thread(called, original)

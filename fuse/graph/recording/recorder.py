@@ -187,14 +187,14 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             self._fake_state(arguments),
             reads_followed(self.reader, self.positions),
             reassignments_followed(self._assign_data, self._swapped),
-            gradients_noted(self._refuse_gradient_state),
+            gradients_noted(self._note_gradient),
             subclasses_refused(),
         ):
             yield
 
-    def _refuse_gradient_state(self, tensor: Tensor) -> None:
+    def _note_gradient(self, tensor: Tensor, value: Tensor | None) -> None:
         with self.reader.refusing():
-            self.inputs.refuse_gradient_state(tensor)
+            self.inputs.note_gradient(tensor, value)
 
     def _swapped(self) -> None:
         self.unfollowed = "swapped with another"
@@ -473,6 +473,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             self.inputs.reassigned(),
             self.inputs.reshaped(),
             self.inputs.raised(),
+            self.inputs.ungraded(),
         )
         return module
 

@@ -48,6 +48,7 @@ class Compiled:
         resized: whether the graph was made from graphs of other sizes, without a capture.
         inference: whether the program runs in inference mode, as ``forward`` would.
         drawing: the random numbers that Python draws in each call, before the program runs.
+        ungraded: positions of inputs whose ``.grad`` must be None.
         needing: leaves whose ``requires_grad`` is set first; the call is served again then.
     """
 
@@ -72,6 +73,7 @@ class Compiled:
     resized: bool = False
     inference: bool = False
     drawing: CallDraws | None = None
+    ungraded: tuple[int, ...] = ()
     needing: tuple[int, ...] = ()
 
     def is_sized(self) -> bool:
