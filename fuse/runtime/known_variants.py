@@ -22,7 +22,7 @@ from fuse.graph.numbers.learned import Learned, Learning
 from fuse.kernel.sizes.sized import sizes_are_symbolic
 from fuse.runtime.building.compiling import NotYet, compiling
 from fuse.runtime.generalising.kinds_of_calls import Between, KindOfCalls, KindsOfCalls, numbers_of
-from fuse.runtime.guards.call_guards import CallGuard, modes
+from fuse.runtime.guards.call_guards import modes
 from fuse.runtime.guards.call_keys import key_without_sizes
 from fuse.runtime.guards.state_guard import StateGuard
 from fuse.runtime.making import Maker, ModelCall, make, of_size
@@ -36,6 +36,7 @@ from fuse.runtime.variants.in_vain import InVain
 from fuse.runtime.variants.recaptured import SHAPE, why_recaptured
 from fuse.runtime.variants.specialised import Family
 from fuse.runtime.variants.states import (
+    LARGEST_VARIANTS,
     ModelState,
     States,
     current,
@@ -116,10 +117,8 @@ class KnownVariants:
 
     def never_settles(self, call: ModelCall) -> Fallback | None:
         """Why a call is not compiled once more: what earlier ones left behind or found was different each time."""
-        others: list[CallGuard] = []
-        if any(compiled.guard.context for state in self.states for compiled in state.variants):
-            matches = matching(self.states, call.leaves, call.spec, modes(), in_context=False)
-            others = [c.guard for c, _ in matches if c.guard.context]
+        matches = matching(self.states, call.leaves, call.spec, modes(), in_context=False)
+        others = [compiled.guard for compiled, _ in matches if compiled.guard.context]
         if len(others) >= LARGEST_CONTEXTS:
             names = ", ".join(variable.name for variable, _ in others[0].context)
             reason = f"forward reads context variables whose values differ from call to call ({names})"
@@ -274,7 +273,7 @@ class KnownVariants:
         captured = compiled.graph is not None and not compiled.resized
         if is_full(state) and (captured or compiled.program is None):
             self.maker.warn(
-                f"{self.maker.name} was called with more than {len(state.variants)} different input signatures; "
+                f"{self.maker.name} was called with more than {LARGEST_VARIANTS} different input signatures; "
                 "the oldest are forgotten and compiled again when they return: pad or bucket the inputs"
             )
         self.states = with_variant(self.states, state, compiled)

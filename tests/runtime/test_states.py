@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from fuse.runtime.variants import states
 from fuse.runtime.variants.compiled import Compiled
 from fuse.runtime.variants.states import ModelState, exchanged, matching, with_variant, without
 
-FULL = 6
+FULL, FULL_OF_SIZED = 4, 6
 
 
 class Renamed(Tensor):
@@ -38,27 +40,39 @@ def guard_of(call: tuple[Any, ...], reads: set[int]) -> CallGuard:
     return call_guard(call, None, sources, set())
 
 
-@given(st.lists(st.tuples(leaves, st.sets(st.integers(0, 1))), max_size=12), st.data())
+@pytest.fixture(scope="module", autouse=True)
+def _few_are_kept() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(states, "LARGEST_VARIANTS", FULL)
+        patched.setattr(states, "LARGEST_SIZED", FULL_OF_SIZED)
+        yield
+
+
+@given(st.lists(st.tuples(leaves, st.sets(st.integers(0, 1)), st.booleans()), max_size=16), st.data())
 def test_a_call_finds_the_variants_whose_guards_accept_it_the_most_recent_first(made: list[Any], data: Any) -> None:
-    guard = StateGuard(nn.Module(), True, frozenset())
-    known: states.States = (ModelState(guard),)
-    with_fewer = st.sampled_from(["", "", "without", "exchanged"])
-    kept, states.LARGEST_VARIANTS = states.LARGEST_VARIANTS, FULL
-    try:
-        for call, reads in made:
-            known = with_variant(known, known[0], Compiled(guard_of(call, reads), None))
-            how, one = data.draw(with_fewer), data.draw(st.sampled_from(known[0].variants))
-            if how:
-                known = without(known, [one]) if how == "without" else exchanged(known, one, Compiled(one.guard, None))
-            assert len(known[0].variants) <= FULL
-            for asked, _ in made:
-                expected = [c for c in known[0].variants if c.guard.match(asked, None, modes()) is not None]
-                assert [c for c, _ in matching(known, asked, None, modes())] == expected
-    finally:
-        states.LARGEST_VARIANTS = kept
+    known: states.States = (ModelState(StateGuard(nn.Module(), True, frozenset())),)
+    then = st.sampled_from(["", "", "", "without", "exchanged"])
+    expected: list[Compiled] = []
+    for call, reads, is_sized in made:
+        compiled = Compiled(guard_of(call, reads), None, resized=is_sized)
+        known, expected = with_variant(known, known[0], compiled), [compiled, *expected]
+        for sized, most in ((True, FULL_OF_SIZED), (False, FULL)):
+            oldest = [one for one in expected if one.is_sized() is sized][most:]
+            expected = [one for one in expected if one not in oldest]
+        how, old = data.draw(then), data.draw(st.sampled_from(expected))
+        if how == "without":
+            known, expected = without(known, [old]), [one for one in expected if one is not old]
+        elif how == "exchanged":
+            new = Compiled(old.guard, None, resized=old.resized)
+            known, expected = exchanged(known, old, new), [new if one is old else one for one in expected]
+        assert list(known[0].variants) == expected
+        for asked, *_ in made:
+            fitting = [one for one in expected if one.guard.match(asked, None, modes()) is not None]
+            assert [one for one, _ in matching(known, asked, None, modes())] == fitting
 
 
 def test_few_variants_are_asked_however_many_there_are(monkeypatch) -> None:
+    monkeypatch.setattr(states, "LARGEST_VARIANTS", 64)
     fused = fuse.compile(nn.ReLU(), dynamic_shapes=None)
     for size in range(1, 41):
         fused(torch.ones(size))

@@ -23,7 +23,10 @@ LARGEST_STATES = 8
 """Most states of one model that are kept, such as training and evaluation, with and without frozen layers. A search
 asks the guard of each."""
 LARGEST_VARIANTS = 64
-"""Most variants of one state that are kept; the oldest is dropped."""
+"""Most variants of one state that are kept, programs without a graph apart; the oldest is dropped."""
+LARGEST_SIZED = 512
+"""Most variants of one state that are programs without a graph, for sizes between captured ones: each takes 20 to 40
+KiB, and the time of a few calls to make again."""
 
 Index = Mapping[tuple[int, ...], Mapping[tuple[torch.Size | None, ...], tuple[Compiled, ...]]]
 """Variants by the positions of the tensors that they are given, and by the sizes of these; the most recent first."""
@@ -77,14 +80,17 @@ def current(states: States, compiled: Compiled) -> ModelState | None:
 
 
 def is_full(state: ModelState) -> bool:
-    """Whether one more variant replaces the oldest."""
-    return len(state.variants) >= LARGEST_VARIANTS
+    """Whether one more variant with a graph replaces the oldest one."""
+    return sum(not compiled.is_sized() for compiled in state.variants) >= LARGEST_VARIANTS
 
 
 def with_variant(states: States, state: ModelState, compiled: Compiled) -> States:
     """The states with one more variant, which is the most recent one of its state; this state becomes the first."""
     others = tuple(s for s in states if s is not state)
-    kept, dropped = state.variants[: LARGEST_VARIANTS - 1], state.variants[LARGEST_VARIANTS - 1 :]
+    is_sized = compiled.is_sized()
+    alike = [one for one in state.variants if one.is_sized() is is_sized]
+    dropped = alike[(LARGEST_SIZED if is_sized else LARGEST_VARIANTS) - 1 :]
+    kept = tuple(one for one in state.variants if one not in dropped) if dropped else state.variants
     index = _with(_without(state.index, dropped), compiled)
     return (ModelState(state.guard, (compiled, *kept), index), *others)[:LARGEST_STATES]
 
