@@ -36,9 +36,9 @@ from fuse.runtime.variants.in_vain import InVain
 from fuse.runtime.variants.recaptured import SHAPE, why_recaptured
 from fuse.runtime.variants.specialised import Family
 from fuse.runtime.variants.states import (
-    LARGEST_VARIANTS,
     ModelState,
     States,
+    count,
     current,
     exchanged,
     is_full,
@@ -273,7 +273,7 @@ class KnownVariants:
         captured = compiled.graph is not None and not compiled.resized
         if is_full(state) and (captured or compiled.program is None):
             self.maker.warn(
-                f"{self.maker.name} was called with more than {LARGEST_VARIANTS} different input signatures; "
+                f"{self.maker.name} was called with more than {count(state)} different input signatures; "
                 "the oldest are forgotten and compiled again when they return: pad or bucket the inputs"
             )
         self.states = with_variant(self.states, state, compiled)

@@ -155,15 +155,19 @@ class Noisy(nn.Module):
         return torch.normal(x, 1.0)
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand])
-def test_every_run_draws_the_same_of_python_and_numpy(draw: Callable[[], float]) -> None:
+@pytest.mark.parametrize(
+    ("draw", "is_fused"),
+    [(random.random, True), (np.random.rand, True), (lambda: random.sample(range(9), 2)[0], False)],
+    ids=["random", "rand", "sample"],
+)
+def test_every_run_draws_the_same_of_python_and_numpy(draw: Callable[[], float], is_fused: bool) -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * draw()
 
     report = check(Noisy(), (X,))
     assert report.passed, str(report)
-    assert "random" in report.fallbacks[0].reason
+    assert not report.fallbacks if is_fused else "random" in report.fallbacks[0].reason
 
 
 def test_methods_of_copies_are_equal() -> None:

@@ -79,9 +79,14 @@ def current(states: States, compiled: Compiled) -> ModelState | None:
     return next((s for s in states if s.guard.unwatched == compiled.unwatched and s.guard.holds()), None)
 
 
+def count(state: ModelState) -> int:
+    """The number of variants, programs without a graph apart."""
+    return sum(not compiled.is_sized() for compiled in state.variants)
+
+
 def is_full(state: ModelState) -> bool:
-    """Whether one more variant with a graph replaces the oldest one."""
-    return sum(not compiled.is_sized() for compiled in state.variants) >= LARGEST_VARIANTS
+    """Whether one more variant replaces the oldest one, programs without a graph apart."""
+    return count(state) >= LARGEST_VARIANTS
 
 
 def with_variant(states: States, state: ModelState, compiled: Compiled) -> States:
