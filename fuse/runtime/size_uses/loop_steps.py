@@ -26,6 +26,7 @@ from typing import Any
 
 from fuse.runtime.size_uses.bytecode_uses import constant_indices, instructions
 from fuse.runtime.size_uses.hand_counters import counters
+from fuse.runtime.size_uses.inlined_displays import Display
 from fuse.runtime.size_uses.loop_variables import CodeLoop, loops_of
 from fuse.runtime.size_uses.python_values import is_recorded, look
 
@@ -53,12 +54,14 @@ class _Steps:
         body: the offsets of its instructions.
         after: the variables that are used behind the loop only.
         left: their values behind the loop.
+        display: the list that the loop makes, if it is an inlined comprehension.
         differ: whether something else tells that steps differ.
     """
 
     place: tuple[Hashable, ...]
     body: frozenset[int] = frozenset()
     after: tuple[str, ...] = ()
+    display: Display | None = None
     left: Mapping[str, Any] = field(default_factory=dict)
     count: int = 0
     path: int = 0
@@ -94,7 +97,8 @@ class _Steps:
 
 @dataclass(eq=False)
 class _Running:
-    """A function that runs, the loops that it is in, and the steps that its call and its calls are."""
+    """A function that runs, the loops that it is in, the steps that its call and its calls are, its last instruction,
+    and the comprehension whose list comes into a variable next."""
 
     frame: FrameType
     loops: Mapping[int, CodeLoop]
@@ -103,6 +107,8 @@ class _Running:
     path: int = 0
     calls: dict[CodeType, _Steps] = field(default_factory=dict)
     called: _Steps | None = None
+    last: int = -1
+    stored: _Steps | None = None
 
     def go(self, number: int) -> None:
         """Go on along the path."""
@@ -183,12 +189,15 @@ class LoopSteps:
         """An instruction is about to run."""
         if running.calls:
             self._end_calls(running)
+        if running.stored is not None:
+            self._look_at_list(running, running.stored)
+        running.last = offset
         while running.inside and offset not in running.inside[-1].body:
             self._leave(running, running.inside.pop())
         if (loop := running.loops.get(offset)) is not None:
             if not running.inside or running.inside[-1].body is not loop.body:
                 place = running.frame.f_code.co_name, running.frame.f_code.co_firstlineno, offset
-                running.inside.append(_Steps(place, loop.body, loop.after))
+                running.inside.append(_Steps(place, loop.body, loop.after, loop.display))
             running.inside[-1].begin(_looks(running.frame, loop))
         if (index := running.indices.get(offset)) is not None:
             of = running.frame.f_locals.get(index[0])
@@ -200,9 +209,11 @@ class LoopSteps:
     def _return(self, running: _Running, result: Any) -> None:
         frame, code = running.frame, running.frame.f_code
         caller = self._running[-1] if self._running else None
-        if frame.f_lasti in _yields(code):
+        if frame.f_lasti in _offsets(code, "YIELD_VALUE"):
             self._suspended[frame] = running
-            if running.inside:
+            user = caller.frame if caller is not None and caller.frame is frame.f_back else None
+            in_loop = user is not None and user.f_lasti in _offsets(user.f_code, "FOR_ITER")
+            if running.inside and not in_loop:  # in a loop of Python, it becomes a variable, which is looked at
                 running.inside[-1].differ |= not is_recorded(result)
             path = running.inside[-1].path if running.inside else running.path
             if caller is not None:
@@ -233,6 +244,17 @@ class LoopSteps:
         steps.left = running.frame.f_locals
         self._judge(steps)
         running.go(steps.summary())
+        if steps.display is not None and steps.display.variable:
+            running.stored = steps
+        elif steps.display is not None and not steps.display.is_of_tensors:
+            self._note((*steps.place, steps.count))
+
+    def _look_at_list(self, running: _Running, steps: _Steps) -> None:
+        """Note the steps of a comprehension if its list, once it is in a variable, is not recorded."""
+        if steps.display is not None and running.last == steps.display.stored:
+            running.stored = None
+            if not is_recorded(running.frame.f_locals.get(steps.display.variable)):
+                self._note((*steps.place, steps.count))
 
     def _end_calls(self, running: _Running) -> None:
         """The function of C has ended that called."""
@@ -266,10 +288,10 @@ def _shared(frame: FrameType) -> dict[str, Any]:
 
 
 def _look_at_owner(frame: FrameType) -> Hashable:
-    """The first argument as it is now, which may be an object that has changed."""
+    """The first argument as it is now, if it is an object that may have changed; numbers of steps never do."""
     code = frame.f_code
     owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-    return look(owner) if hasattr(owner, "__dict__") else None
+    return look(owner) if hasattr(owner, "__dict__") and not isinstance(owner, int) else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -278,5 +300,6 @@ def _globals(code: CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _yields(code: CodeType) -> frozenset[int]:
-    return frozenset(one.offset for one in instructions(code) if one.opname == "YIELD_VALUE")
+def _offsets(code: CodeType, name: str) -> frozenset[int]:
+    """The offsets of the instructions with a name."""
+    return frozenset(one.offset for one in instructions(code) if one.opname == name)

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
+from fuse.runtime.size_uses.inlined_displays import Display, displays_of
+
 _ENDING = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 _ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")
 
@@ -31,11 +33,13 @@ class CodeLoop:
         body: the offsets of its instructions.
         within: the variables that a later step may use.
         after: those that only the code after the loop may use.
+        display: the list that it makes, if it is a comprehension.
     """
 
     body: frozenset[int]
     within: tuple[str, ...]
     after: tuple[str, ...]
+    display: Display | None = None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -79,6 +83,7 @@ def loops_of(code: CodeType) -> Mapping[int, CodeLoop]:
             frozenset(found[place].offset for place in body),
             tuple(sorted(within)),
             tuple(sorted(everywhere[head] - within)),
+            displays_of(code).get(start),
         )
     return made
 

@@ -166,6 +166,7 @@ def recording_uses(
         recorded = {name: _recording(own) for name, own in _MATH.items()}
         with patched(math, recorded), patched(operator, {"index": _recording(operator.index)}):
             sys.setprofile(watch)
+            sys._getframe().f_trace_opcodes = True  # Python 3.12 traces instructions only if it was set before
             sys.settrace(steps.trace)
             yield
     finally:
