@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fuse
 from fuse.runtime.size_uses.hand_counters import counters, counts
+from tests.runtime.recapturing import recaptured
 from tests.runtime.test_reaching import captures
 
 WIDTH = 8
@@ -219,29 +219,17 @@ class Model(nn.Module):
         return self.function(self.cell, x)
 
 
-def recaptured(function: Callable[[Cell, Tensor], Tensor]) -> int:
-    """How many calls are captured again, of which each has eager's result."""
-    model = Model(function).eval()
-    fused, captured = fuse.compile(model), 0
-    with torch.no_grad():
-        for length in LENGTHS:
-            x = torch.randn(length, 3, WIDTH)
-            torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
-            captured += bool(fused.last_run.recaptured)
-    return captured
-
-
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", SHARED)
 def test_steps_that_are_counted_by_hand_share_graphs(name: str) -> None:
-    assert recaptured(SHARED[name]) <= 3
+    assert recaptured(Model(SHARED[name]).eval(), LENGTHS, 3, WIDTH) <= 3
 
 
 @pytest.mark.sampled
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", OWN)
 def test_a_count_that_is_used_otherwise_is_right(name: str) -> None:
-    recaptured(OWN[name])
+    recaptured(Model(OWN[name]).eval(), LENGTHS, 3, WIDTH)
 
 
 def test_the_uses_of_a_counter_are_known() -> None:

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fuse
 from fuse.runtime.size_uses.loop_variables import loops_of
+from tests.runtime.recapturing import recaptured
 from tests.runtime.test_reaching import captures
 
 LENGTHS = 11, 27, 19, 31, 23, 14, 29, 40, 22, 24, 26, 25
@@ -348,28 +348,16 @@ def backwards(m: Model, x: Tensor) -> Tensor:
 SHARED = {one.__name__: one for one in (with_lists, with_generators, with_layers, backwards)}
 
 
-def recaptured(function: Callable[[Model, Tensor], Any]) -> int:
-    """How many calls are captured again, of which each has eager's result."""
-    model = Model(function)
-    fused, captured = fuse.compile(model), 0
-    with torch.no_grad():
-        for length in LENGTHS:
-            x = torch.randn(length, 2, 3)
-            torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
-            captured += bool(fused.last_run.recaptured)
-    return captured
-
-
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_loop_leaves_is_right_at_every_length(name: str) -> None:
-    recaptured(OWN[name])
+    recaptured(Model(OWN[name]), LENGTHS, 2, 3)
 
 
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", SHARED)
 def test_loops_that_leave_tensors_share_graphs(name: str) -> None:
-    assert recaptured(SHARED[name]) <= 3
+    assert recaptured(Model(SHARED[name]), LENGTHS, 2, 3) <= 3
 
 
 def test_variables_that_pass_from_step_to_step_are_known() -> None:

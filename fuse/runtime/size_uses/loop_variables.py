@@ -62,10 +62,7 @@ def loops_of(code: CodeType) -> Mapping[int, CodeLoop]:
         return {}
     places = {one.offset: place for place, one in enumerate(found)}
     following = _following(code, found, places)
-    before: list[list[int]] = [[] for _ in found]
-    for place, others in enumerate(following):
-        for other in others:
-            before[other].append(place)
+    before = _turned(following)
     everywhere = _live(found, following)
     made: dict[int, CodeLoop] = {}
     for start in starts:
@@ -107,10 +104,7 @@ def _live(found: Sequence[dis.Instruction], following: Sequence[Sequence[int]]) 
     """The local variables that are live before each instruction."""
     uses = [_used_and_set(one) for one in found]
     live: list[frozenset[str]] = [frozenset()] * len(found)
-    before: list[list[int]] = [[] for _ in found]
-    for place, others in enumerate(following):
-        for other in others:
-            before[other].append(place)
+    before = _turned(following)
     rest = [*range(len(found))]
     waiting = {*rest}
     while rest:
@@ -123,6 +117,19 @@ def _live(found: Sequence[dis.Instruction], following: Sequence[Sequence[int]]) 
             rest += {*before[place]} - waiting
             waiting.update(before[place])
     return live
+
+
+def _turned(following: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The places before each one, from those that follow each one.
+
+    >>> _turned([[1], [2, 0], []])
+    [[1], [0], [1]]
+    """
+    before: list[list[int]] = [[] for _ in following]
+    for place, others in enumerate(following):
+        for other in others:
+            before[other].append(place)
+    return before
 
 
 def _used_and_set(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:

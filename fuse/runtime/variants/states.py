@@ -111,13 +111,11 @@ def exchanged(states: States, old: Compiled, new: Compiled) -> States:
 
 
 def _state(guard: StateGuard, variants: Iterable[Compiled]) -> ModelState:
-    kept, index = tuple(variants), _NO_INDEX
+    kept = tuple(variants)
+    index: Index = {}
     for compiled in reversed(kept):
         index = _with(index, compiled)
     return ModelState(guard, kept, index)
-
-
-_NO_INDEX: Index = {}
 
 
 def _with(index: Index, compiled: Compiled) -> Index:
