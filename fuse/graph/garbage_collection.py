@@ -16,8 +16,8 @@ def without_garbage_collection() -> Iterator[None]:
 
     A large graph and its tables only grow. The collector would traverse them again and again, find nothing, and take a
     third of the time. Afterwards, the new objects count as old, so that they are not traversed at once. The collector
-    has not counted them, and may never traverse the old objects. So that is done here, once half of all objects came in
-    this way.
+    has not counted them, and may never traverse the old objects. So that is done here, once there are half as many more
+    objects as before.
 
     >>> import gc
     >>> with without_garbage_collection():
@@ -42,10 +42,10 @@ def without_garbage_collection() -> Iterator[None]:
 
 @dataclass
 class _Collector:
-    """The objects that came uncounted since all were collected, and how many of them have all collected again."""
+    """Collects all objects: how many came uncounted since it looked, and how many there were after it collected."""
 
     uncounted: int = 0
-    most: int = 0
+    before: int = 0
 
     def take_new(self) -> None:
         """Let the new objects count as old, if that is worth it."""
@@ -57,13 +57,12 @@ class _Collector:
             gc.unfreeze()
 
     def collect_all_in_time(self) -> None:
-        """Collect all objects if half of them came uncounted."""
-        if self.uncounted <= max(self.most, FEWEST):
-            return
-        self.most = len(gc.get_objects()) // 2
-        if self.uncounted > max(self.most, FEWEST):
-            gc.collect()
+        """Collect all objects if there are many more than before."""
+        if self.uncounted > FEWEST:
             self.uncounted = 0
+            if len(gc.get_objects()) > self.before + max(self.before // 2, FEWEST):
+                gc.collect()
+                self.before = len(gc.get_objects())
 
 
 def collect_new() -> None:
@@ -83,7 +82,7 @@ MANY = 10_000
 """The fewest young objects worth moving among the old ones: collecting fewer takes less than a millisecond."""
 
 FEWEST = 500_000
-"""The fewest objects that come between two collections of all, each of which takes half a second or more."""
+"""The fewest further objects that have all collected, which takes half a second or more."""
 
 _COLLECTOR = _Collector()
 
