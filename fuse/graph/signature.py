@@ -184,6 +184,7 @@ class Signature:
     memory, as by ``tensor.data = value``. ``reshaped``: changes of shapes of inputs, in order. ``raised``: pairs of a
     placeholder and how often eager raises the version of its tensor otherwise. Autograd sees writes by versions; writes
     through ``.data`` raise none. ``ungraded``: the placeholders whose ``.grad`` ``forward`` found to be None.
+    ``watched``: what a watch of the user's code found (:mod:`fuse.graph.recording.watched_code`).
     """
 
     inputs: tuple[InputSpec, ...]
@@ -202,3 +203,4 @@ class Signature:
     reshaped: tuple[Reshaping, ...] = ()
     raised: tuple[tuple[int, int], ...] = ()
     ungraded: tuple[int, ...] = ()
+    watched: Any = field(default=None, compare=False, repr=False)

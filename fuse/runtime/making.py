@@ -47,6 +47,7 @@ from fuse.runtime.programs.refusals import without_kernels, without_kernels_for
 from fuse.runtime.programs.result_reconstruction import reconstruction
 from fuse.runtime.programs.steps import Fallback
 from fuse.runtime.resizing.sized_programs import SizedProgram
+from fuse.runtime.size_uses.watched_loops import loops_watched
 from fuse.runtime.variants.compiled import Compiled
 from fuse.runtime.variants.drawing import drawing_of
 from fuse.runtime.variants.ending import Ending, ending_of
@@ -338,7 +339,8 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
         raise FuseError("the call needs gradients, but the weights are frozen")
     by_loop = by_loops(maker.passes, maker.fuel)
     model, args, kwargs, shorten = maker.model, call.args, call.kwargs, _may_shorten(maker)
-    found = capture_joint(model, args, kwargs, maker.kept, by_loop, converts=maker.converts, shorten=shorten)
+    with loops_watched():
+        found = capture_joint(model, args, kwargs, maker.kept, by_loop, converts=maker.converts, shorten=shorten)
     _decline(without_kernels(found.forward))
 
     def rewritten(graph: GraphModule) -> None:
@@ -354,7 +356,8 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
 def captured(maker: Maker, call: ModelCall) -> GraphModule:
     """The call, captured and rewritten; most steps of long loops are captured only where they do not become a loop."""
     record = capture_short if _may_shorten(maker) else capture
-    graph = record(maker.model, call.args, call.kwargs, maker.kept, maker.converts)
+    with loops_watched():
+        graph = record(maker.model, call.args, call.kwargs, maker.kept, maker.converts)
     _decline(without_kernels(graph))
     short = graph
     try:

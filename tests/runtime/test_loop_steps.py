@@ -345,6 +345,37 @@ def backwards(m: Model, x: Tensor) -> Tensor:
     return h + torch.stack(states[::-1])
 
 
+FAR = 81
+"""A length above those at which ``forward`` is followed, and below the longest captured one."""
+
+
+def far_of_the_step_before(m: Model, x: Tensor) -> Tensor:
+    h, before, latest = x[0] * 0, False, False
+    for t in range(x.shape[0]):
+        before, latest = latest, t == FAR - 2
+        h = m.step(x[t], h)
+    return -h if before else h
+
+
+def far_of_the_tensor_before(m: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = out = before = x[0] * 0
+    for t in range(x.shape[0]):
+        out, before = before, -h if t == FAR - 2 else h
+        h = m.step(x[t], h)
+    return h, out
+
+
+def far_in_a_while(m: Model, x: Tensor) -> Tensor:
+    h, t, before, latest = x[0] * 0, 0, False, False
+    while t < x.shape[0]:
+        before, latest = latest, t == FAR - 2
+        h = m.step(x[t], h)
+        t += 1
+    return -h if before else h
+
+
+FAR_ONES = {one.__name__: one for one in (far_of_the_step_before, far_of_the_tensor_before, far_in_a_while)}
+
 SHARED = {one.__name__: one for one in (with_lists, with_generators, with_layers, backwards)}
 
 
@@ -352,6 +383,16 @@ SHARED = {one.__name__: one for one in (with_lists, with_generators, with_layers
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_loop_leaves_is_right_at_every_length(name: str) -> None:
     recaptured(Model(OWN[name]), LENGTHS, 2, 3)
+
+
+@pytest.mark.parametrize("name", FAR_ONES)
+def test_what_an_odd_step_leaves_is_right_above_the_followed_lengths(name: str) -> None:
+    recaptured(Model(FAR_ONES[name]), (11, 27, 19, 31, 23, 14, 29, 40, 22, FAR, FAR - 1, FAR + 1), 3)
+
+
+def test_what_an_odd_step_of_a_long_loop_leaves_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "FAR", 301)
+    recaptured(Model(far_of_the_step_before), (64, 500, 200, 250, 400, 350, FAR), 3)
 
 
 @pytest.mark.usefixtures("captures")

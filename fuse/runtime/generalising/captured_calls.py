@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from fuse.kernel.sizes.region_text import Numbers
 from fuse.runtime.autograd.training_of_loss import TrainingOfLoss
 from fuse.runtime.programs.program import Program
 from fuse.runtime.resizing.resized import arguments_in, spelled_graphs
+from fuse.runtime.size_uses.watched_loops import Unlike, unlike_steps
 from fuse.runtime.variants.compiled import Compiled
 
 
@@ -52,6 +53,12 @@ class CapturedCall:
     def learning(self) -> Learning | None:
         """The values that the call read."""
         return learning_of(self.graphs)
+
+    @property
+    def unlike_steps(self) -> Collection[Unlike]:
+        """What differs between the steps of its loops."""
+        signature: Signature = self.graphs[0].meta["signature"]
+        return unlike_steps(signature.watched)
 
     def of_expected_loss(self) -> CapturedCall | None:
         """The call with the loss that is expected of its kind now, which its own backward pass may have shown; None if

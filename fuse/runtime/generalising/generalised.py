@@ -28,7 +28,7 @@ Kernels are looked up or made as for a capture.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -56,8 +56,10 @@ from fuse.runtime.guards.call_guards import sources_of
 from fuse.runtime.resizing.sized_programs import SizedPrograms
 from fuse.runtime.size_uses.derived_sizes import Equation, in_given_sizes
 from fuse.runtime.size_uses.forward_numbers import UNKNOWN, agreements, equal_numbers, equations_with, expressions_of
+from fuse.runtime.size_uses.loop_steps import Place
 from fuse.runtime.size_uses.probing_sizes import arguments_at, probe_sizes
 from fuse.runtime.size_uses.size_reads import NeedsWatching, size_conditions
+from fuse.runtime.size_uses.watched_loops import Unlike
 
 FEWEST_RUNS = 2
 """Fewest runs of ``forward`` with symbolic sizes: at one choice of sizes, two numbers may be equal by chance."""
@@ -71,11 +73,18 @@ MOST_COLUMNS = 256
 @dataclass(frozen=True)
 class Followed:
     """The comparisons of sizes in ``forward`` with their outcomes, what it computes by divisions, and the plain numbers
-    that it counted, such as lengths of lists, which are constants only if they are the same in all runs."""
+    that it counted, such as lengths of lists, which are constants only if they are the same in all runs. ``recorded``:
+    what differs between steps of loops, and is no plain number."""
 
     noted: Mapping[str, bool]
     expressions: Sequence[str]
     counted: tuple[Hashable, ...]
+    recorded: frozenset[tuple[Place, str]]
+
+    def tells(self, unlike: Collection[Unlike]) -> bool:
+        """Whether it tells all that differs between the steps of a captured call's loops."""
+        rest = (one for one in unlike if (one.place, one.what) not in self.recorded)
+        return all((*one.place, one.count) in self.counted for one in rest)
 
 
 @dataclass(eq=False)
@@ -233,7 +242,8 @@ class Generalised:
         known = in_given_sizes([*self.equations, *further], list(self.derived))
         if known is None or not all(known.values()) or any(run.counted != runs[0].counted for run in runs):
             return None
-        made = replace(self, derived=known, followed=Followed({}, expressions, runs[0].counted))
+        recorded = frozenset(chain(*(run.recorded for run in runs)))
+        made = replace(self, derived=known, followed=Followed({}, expressions, runs[0].counted, recorded))
         return made if made.gives(self.members) else None
 
     def gives(self, calls: Sequence[CapturedGraphs]) -> bool:
@@ -256,6 +266,7 @@ class Generalised:
         noted: dict[str, bool] = {}
         expressions = dict.fromkeys(self.followed.expressions if self.followed else ())
         counted = [self.followed.counted] if self.followed else []
+        recorded = self.followed.recorded if self.followed else frozenset()
         runs = 0
         for one in (*further, sizes):
             run = self._run(model, args, kwargs, one)
@@ -265,10 +276,11 @@ class Generalised:
                 return False
             expressions |= dict.fromkeys(run.expressions)
             counted.append(run.counted)
+            recorded |= run.recorded
             runs += 1
         if runs < FEWEST_RUNS or any(one != counted[0] for one in counted):
             return False
-        return self.decide(Followed(noted, tuple(expressions), counted[0]))
+        return self.decide(Followed(noted, tuple(expressions), counted[0], recorded))
 
     def _run(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
@@ -297,13 +309,11 @@ class Generalised:
         training = last.call.training is not None
         formulas = _by_value(numbers)
         with telling(model, last.call.learning):
-            counted, told = size_conditions(
-                model, *given, formulas, integers, conditions, training, layouts, self.watched
-            )
-        if self.own and not told:
+            uses = size_conditions(model, *given, formulas, integers, conditions, training, layouts, self.watched)
+        if self.own and not uses.told:
             return None
         noted = {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
-        return Followed(noted, expressions_of(conditions), counted)
+        return Followed(noted, expressions_of(conditions), uses.counted, uses.recorded)
 
     def _lifted(self, sizes: Numbers) -> tuple[Conditions, Numbers]:
         """The numbers of the arguments, and other distinct ones of which no factor is unknown, as extents."""
@@ -323,7 +333,8 @@ class Generalised:
             sizes = self.sizes(one.numbers[: one.arguments])
             return sizes is not None and met(*sizes) and self.covers(sizes)
 
-        agree = all(map(tells, self.members)) and not any(map(tells, self.others))
+        known = all(followed.tells(one.call.unlike_steps) for one in self.members)
+        agree = known and all(map(tells, self.members)) and not any(map(tells, self.others))
         self.followed, self.met = (followed, met) if agree else (None, None)
         return agree
 

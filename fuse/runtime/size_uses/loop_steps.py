@@ -10,7 +10,10 @@
 At a size, Python's values after a step of a loop are those after the last step of a shorter loop. If they are the same
 after all steps, or change once, all lengths between two that have the same graph have it, too. Otherwise the number of
 steps is noted, and has to be the same at all sizes at which ``forward`` is followed. The first step may differ: with a
-single step, the graph is another one. The last step is left out: it knows that it is the last, and records that.
+single step, the graph is another one. The last step knows that it is the last, and records that: it counts only where
+it is like steps before it.
+
+``forward`` is followed at few steps. So captures are watched as well (:mod:`fuse.runtime.size_uses.watched_loops`).
 
 Calls by functions of C (``map``, ``reduce``), and of a function by itself, count as steps. A trace function sees each
 instruction of the code, which tells the paths.
@@ -18,12 +21,15 @@ instruction of the code, which tells the paths.
 
 from __future__ import annotations
 
+import dis
 import functools
-from collections.abc import Callable, Hashable, Mapping
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
+from fuse.graph.state.object_contents import attributes_of
 from fuse.runtime.size_uses.bytecode_uses import constant_indices, instructions
 from fuse.runtime.size_uses.hand_counters import counters
 from fuse.runtime.size_uses.inlined_displays import Display
@@ -33,16 +39,35 @@ from fuse.runtime.size_uses.python_values import is_recorded, look
 _DISPLAYS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
+Place = tuple[Hashable, ...]
+"""Where a loop is: the name and the first line of its code, and the offset of its first instruction."""
+PATH, RESULT = "its path", "a result"
+"""What else differs between steps, beside values of variables."""
+
+
+class Note(Protocol):
+    """Gets the place of a loop whose steps differ, what differs (a variable, a path or a result), the number of steps,
+    and whether symbolic sizes tell it anyway."""
+
+    def __call__(self, place: Place, what: str, count: int, recorded: bool, /) -> None: ...
+
+
 @dataclass
 class _History:
     """How often a value changed from step to step."""
 
     changes: int = -1
     last: Any = None
+    before: Any = None
 
     def add(self, value: Any) -> None:
-        self.changes += self.changes < 0 or value != self.last
-        self.last = value
+        if self.changes < 0 or value != self.last:
+            self.changes += 1
+            self.last, self.before = value, self.last
+
+    def with_last(self, value: Any) -> int:
+        """The changes, of which the last step's is one if it returns to the value before."""
+        return self.changes + (self.changes > 0 and value == self.before)
 
 
 @dataclass
@@ -51,6 +76,7 @@ class _Steps:
 
     Attributes:
         place: where the loop is.
+        start: the offset of its first instruction.
         body: the offsets of its instructions.
         after: the variables that are used behind the loop only.
         left: their values behind the loop.
@@ -58,7 +84,8 @@ class _Steps:
         differ: whether something else tells that steps differ.
     """
 
-    place: tuple[Hashable, ...]
+    place: Place
+    start: int = -1
     body: frozenset[int] = frozenset()
     after: tuple[str, ...] = ()
     display: Display | None = None
@@ -88,21 +115,27 @@ class _Steps:
         """A number that tells all paths."""
         return hash((self._all, self.path))
 
-    def are_unlike(self) -> bool:
-        """Whether steps differ."""
-        changing = (name for name, one in self._values.items() if one.changes > 1)
-        unknown = any(name not in self.after or not is_recorded(self.left.get(name)) for name in changing)
-        return self.differ or self._paths.changes > 1 or unknown
+    def unlike(self) -> Iterator[tuple[str, bool]]:
+        """What differs between steps, and whether symbolic sizes tell it."""
+        path, values = self._latest
+        if self.differ:
+            yield RESULT, False
+        if self._paths.with_last(path) > 1:
+            yield PATH, False
+        for name, one in self._values.items():
+            if one.with_last(values.get(name)) > 1:
+                yield name, name in self.after and is_recorded(self.left.get(name))
 
 
 @dataclass(eq=False)
 class _Running:
-    """A function that runs, the loops that it is in, the steps that its call and its calls are, its last instruction,
-    and the comprehension whose list comes into a variable next."""
+    """A function that runs, the loops that it is in, the steps that its call and its calls are, its last ``marked``
+    instruction, and the comprehension whose list comes into a variable next."""
 
     frame: FrameType
     loops: Mapping[int, CodeLoop]
     indices: Mapping[int, tuple[str, tuple[int, ...]]]
+    marked: frozenset[int]
     inside: list[_Steps] = field(default_factory=list)
     path: int = 0
     calls: dict[CodeType, _Steps] = field(default_factory=dict)
@@ -123,14 +156,14 @@ class LoopSteps:
 
     Args:
         is_own: whether the code of a frame is the user's.
-        note: gets the place and the number of steps of each loop whose steps differ.
+        note: called for whatever differs between the steps of a loop.
         reaches: gets the length of a list and a number: code finds out whether the list has so many elements.
     """
 
     def __init__(
         self,
         is_own: Callable[[FrameType], bool],
-        note: Callable[[Hashable], None],
+        note: Note,
         reaches: Callable[[int, int], None],
     ) -> None:
         self._is_own, self._note, self._reaches = is_own, note, reaches
@@ -144,7 +177,8 @@ class LoopSteps:
             return None
         running = self._suspended.pop(frame, None)
         if running is None:
-            running = _Running(frame, loops_of(frame.f_code), constant_indices(frame.f_code))
+            code = frame.f_code
+            running = _Running(frame, loops_of(code), constant_indices(code), _marked(code))
             self._note_call(running)
         self._running.append(running)
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -179,7 +213,8 @@ class LoopSteps:
         if running is None or running.frame is not frame:
             return None
         if event == "opcode":
-            self._arrive(running, frame.f_lasti)
+            if (offset := frame.f_lasti) in running.marked or running.calls or running.stored is not None:
+                self._arrive(running, offset)
         elif event == "return":
             self._running.pop()
             self._return(running, arg)
@@ -191,13 +226,13 @@ class LoopSteps:
             self._end_calls(running)
         if running.stored is not None:
             self._look_at_list(running, running.stored)
-        running.last = offset
+        before, running.last = running.last, offset
         while running.inside and offset not in running.inside[-1].body:
-            self._leave(running, running.inside.pop())
+            self._leave(running, running.inside.pop(), before)
         if (loop := running.loops.get(offset)) is not None:
             if not running.inside or running.inside[-1].body is not loop.body:
                 place = running.frame.f_code.co_name, running.frame.f_code.co_firstlineno, offset
-                running.inside.append(_Steps(place, loop.body, loop.after, loop.display))
+                running.inside.append(_Steps(place, offset, loop.body, loop.after, loop.display))
             running.inside[-1].begin(_looks(running.frame, loop))
         if (index := running.indices.get(offset)) is not None:
             of = running.frame.f_locals.get(index[0])
@@ -221,7 +256,7 @@ class LoopSteps:
             return
         self._leave_loops(running)
         if code.co_name in _DISPLAYS and not is_recorded(result):
-            self._note((code.co_name, code.co_firstlineno, len(result)))
+            self._note((code.co_name, code.co_firstlineno), RESULT, len(result), False)
         if nested := self._nested.get(code):
             steps = nested.pop()
             if nested:
@@ -237,24 +272,26 @@ class LoopSteps:
     def _leave_loops(self, running: _Running) -> None:
         self._end_calls(running)
         while running.inside:
-            self._leave(running, running.inside.pop())
+            self._leave(running, running.inside.pop(), running.last)
 
-    def _leave(self, running: _Running, steps: _Steps) -> None:
-        """A loop has ended."""
+    def _leave(self, running: _Running, steps: _Steps, last: int) -> None:
+        """A loop has ended, with the ``last`` instruction."""
+        if last != steps.start:  # within a step
+            steps.begin(_looks(running.frame, running.loops[steps.start]))
         steps.left = running.frame.f_locals
         self._judge(steps)
         running.go(steps.summary())
         if steps.display is not None and steps.display.variable:
             running.stored = steps
         elif steps.display is not None and not steps.display.is_of_tensors:
-            self._note((*steps.place, steps.count))
+            self._note(steps.place, RESULT, steps.count, False)
 
     def _look_at_list(self, running: _Running, steps: _Steps) -> None:
         """Note the steps of a comprehension if its list, once it is in a variable, is not recorded."""
         if steps.display is not None and running.last == steps.display.stored:
             running.stored = None
             if not is_recorded(running.frame.f_locals.get(steps.display.variable)):
-                self._note((*steps.place, steps.count))
+                self._note(steps.place, RESULT, steps.count, False)
 
     def _end_calls(self, running: _Running) -> None:
         """The function of C has ended that called."""
@@ -264,8 +301,8 @@ class LoopSteps:
         running.calls.clear()
 
     def _judge(self, steps: _Steps) -> None:
-        if steps.are_unlike():
-            self._note((*steps.place, steps.count))
+        for what, recorded in steps.unlike():
+            self._note(steps.place, what, steps.count, recorded)
 
 
 def _looks(frame: FrameType, loop: CodeLoop) -> dict[str, Any]:
@@ -291,12 +328,28 @@ def _look_at_owner(frame: FrameType) -> Hashable:
     """The first argument as it is now, if it is an object that may have changed; numbers of steps never do."""
     code = frame.f_code
     owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-    return look(owner) if hasattr(owner, "__dict__") and not isinstance(owner, int) else None
+    return look(owner) if attributes_of(owner) is not None and not isinstance(owner, int) else None
 
 
 @functools.lru_cache(maxsize=4096)
 def _globals(code: CodeType) -> frozenset[str]:
     return frozenset(one.argval for one in instructions(code) if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _marked(code: CodeType) -> frozenset[int]:
+    """The offsets of the instructions that are looked at: those that begin a block, or index by constants. Others
+    follow the one before them.
+
+    >>> [one.opname for one in instructions(_marked.__code__) if one.offset in _marked(_marked.__code__)][:2]
+    ['RESUME', 'LOAD_CONST']
+    """
+    found = instructions(code)
+    jumps = (one for one in found if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs)
+    behind = (after.offset for one, after in itertools.pairwise(found) if one.opcode in (*dis.hasjrel, *dis.hasjabs))
+    caught = (entry.target for entry in getattr(dis.Bytecode(code), "exception_entries", ()))
+    first = {found[0].offset, *(one.argval for one in jumps), *behind, *caught}
+    return frozenset({*first, *constant_indices(code)})
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
 """Python's values, compared between the steps of a loop: whether a step changed them.
 
 h, [h0, h1], None        tensors, and lists of them, of any length: the graph has what was done with them
+h.item()                 likewise
 3, "decoder", cell       equal if they are; modules and functions if they are the same
 {"n": 3}, State(n=3)     equal if all that they hold is
 iter(x), (f(t) for ...)  may have moved: they are unlike at each look
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fuse.graph.numbers.read_numbers import Number
+from fuse.graph.state.object_contents import attributes_of
 from fuse.kernel.arithmetic.extents import Extent
 from fuse.runtime.size_uses.watched_integers import WatchedInteger, symbolic
 
@@ -24,6 +27,7 @@ MOST = 2000
 
 _TENSORS = "tensors"
 _PLAIN = (bool, str, bytes, float, complex, torch.dtype, torch.device, type(None))
+_NUMBERS = frozenset({int, float, bool, str, type(None)})
 _LISTS = (list, tuple, deque)
 _OF_MODULES = frozenset(vars(nn.Module()))
 
@@ -39,7 +43,8 @@ def look(value: Any) -> Any:
     >>> look(state) == before, look(iter([])) == look(iter([]))
     (False, False)
     """
-    return _Look().at(value)
+    kind = type(value)
+    return (kind, value) if kind in _NUMBERS else _Look().at(value)
 
 
 class _Look:
@@ -49,7 +54,7 @@ class _Look:
 
     def at(self, value: Any) -> Any:
         self._left -= 1
-        if isinstance(value, Tensor):
+        if type(value) is Number or isinstance(value, Tensor):
             return _TENSORS
         if isinstance(value, Extent) or type(value) is WatchedInteger:
             return symbolic(value).terms
@@ -77,7 +82,7 @@ class _Look:
             return frozenset(map(self.at, value))
         if isinstance(value, MethodType):
             return id(value.__func__), self.at(value.__self__)
-        held = getattr(value, "__dict__", None) or {}
+        held = attributes_of(value) or {}
         own = {name: one for name, one in held.items() if name not in _OF_MODULES}
         is_one = isinstance(value, (nn.Module, FunctionType)) or not held
         return id(value) if is_one else type(value), self.at(own) if own else None
@@ -86,7 +91,7 @@ class _Look:
         kinds = set(map(type, values))
         if kinds and all(issubclass(kind, Tensor) for kind in kinds):
             return _TENSORS
-        if kinds <= {int, str, float, bool}:
+        if kinds <= _NUMBERS:
             return tuple(kinds), tuple(values)
         looks = tuple(map(self.at, values))
         nothing = type(None), None

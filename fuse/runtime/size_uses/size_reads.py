@@ -21,6 +21,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -42,6 +43,7 @@ from fuse.kernel.arithmetic.extents import LEAST_LOWERED, Conditions, Extent
 from fuse.runtime.size_uses.counting import counting
 from fuse.runtime.size_uses.forward_numbers import UNKNOWN
 from fuse.runtime.size_uses.loop_conditions import LoopConditions
+from fuse.runtime.size_uses.loop_steps import Place
 from fuse.runtime.size_uses.sizes_of_fakes import CUTS, CUTTING, SizesOfFakes
 from fuse.runtime.size_uses.unrecorded_uses import recording_uses
 from fuse.runtime.size_uses.watched_integers import WatchedInteger, passed, symbolic, watched
@@ -53,6 +55,22 @@ class Unfollowed(Exception):
 
 class NeedsWatching(Unfollowed):
     """Sizes may have been looked up in tables, which is recorded only where they are watched."""
+
+
+@dataclass(frozen=True)
+class Uses:
+    """How ``forward`` used sizes, beside comparisons.
+
+    Attributes:
+        counted: the plain numbers that it counted, each once: lengths of lists, sums, and steps of loops.
+        recorded: what differs between the steps of loops and is symbolic, or made of tensors: places and variables.
+        told: whether the conditions have all numbers that it computes: no size that it read was told by its value, and
+            none that an operator was told may be another one.
+    """
+
+    counted: tuple[Hashable, ...]
+    recorded: frozenset[tuple[Place, str]]
+    told: bool
 
 
 Formulas = Mapping[int, Any]
@@ -69,17 +87,13 @@ def size_conditions(
     gradients: bool,
     layouts: Sequence[Any] = (),
     watched: bool = False,
-) -> tuple[tuple[Hashable, ...], bool]:
+) -> Uses:
     """Run ``forward`` on fake tensors with symbolic sizes; comparisons are recorded in ``conditions``.
 
     ``integers`` are the integer arguments, extents where they vary. With ``gradients``, the call is captured with its
     gradients, on which ``forward`` may depend.
 
     Where ``conditions`` keep what is computed, sizes are watched, and ``layouts`` are those of the tensors, as extents.
-    Returns the plain numbers that ``forward`` counted, each once: lengths of lists, sums, and steps of loops. Also
-    returns whether ``conditions`` have all numbers that it computes: no size that it read was told by its value, and
-    none that an operator was told may be another one.
-
     Sizes are watched as well if ``watched``.
 
     Raises:
@@ -101,7 +115,7 @@ def size_conditions(
     settled(record, ())
     following.check()
     loops.drop(conditions)
-    return tuple(following.counted), following.told
+    return Uses(tuple(following.counted), frozenset(following.recorded), following.told)
 
 
 class _Following:
@@ -122,6 +136,7 @@ class _Following:
         self._looks_up = False
         self.told = True
         self.counted: dict[Hashable, None] = {}
+        self.recorded: set[tuple[Place, str]] = set()
 
     def give(self, arguments: Any, layouts: Sequence[Any]) -> None:
         """Note the sizes of the arguments, of which ``layouts`` has sizes and strides."""
@@ -214,6 +229,13 @@ class _Following:
         if not self._plain and threading.get_ident() == self._thread:
             self.counted[number] = None
 
+    def _steps_differ(self, place: Place, what: str, count: int, recorded: bool) -> None:
+        """Note that steps of a loop differ."""
+        if recorded:
+            self.recorded.add((place, what))
+        else:
+            self.count((*place, count))
+
     def _note_look_up(self) -> None:
         self._looks_up = True
 
@@ -238,7 +260,8 @@ class _Following:
             self._plain -= 1
             try:
                 refuse, unwatched = self._refused.append, self._note_look_up
-                with recording_uses(refuse, names, self._running, self.watches, unwatched, self.count, self._reaches):
+                noting = self.count, self._steps_differ, self._reaches
+                with recording_uses(refuse, names, self._running, self.watches, unwatched, *noting):
                     yield
             finally:
                 self._plain += 1

@@ -40,7 +40,7 @@ from fuse.runtime.size_uses.bytecode_uses import instructions, is_constant, use_
 from fuse.runtime.size_uses.counting import Int
 from fuse.runtime.size_uses.hand_counters import added_up, counters, counts
 from fuse.runtime.size_uses.int_uses import may_replace_int
-from fuse.runtime.size_uses.loop_steps import LoopSteps
+from fuse.runtime.size_uses.loop_steps import LoopSteps, Note
 from fuse.runtime.size_uses.tables import is_table
 
 _MATH = {
@@ -80,6 +80,7 @@ def recording_uses(
     watched: bool,
     unwatched: Callable[[], None],
     count: Callable[[Hashable], None],
+    steps_differ: Note,
     reaches: Callable[[int, int], None],
 ) -> Iterator[None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
@@ -88,7 +89,7 @@ def recording_uses(
     that runs, so that other code of the process keeps Python's. ``running`` gets the function of C that each frame
     calls now. Where sizes are ``watched`` integers, these record look-ups in tables by themselves; otherwise
     ``unwatched`` is called for code that may look a size up. ``count`` notes a plain number that was added up in a
-    loop.
+    loop. ``steps_differ`` and ``reaches`` are those of :class:`LoopSteps`.
     """
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[tuple[int, int], tuple[dict[str, Any], Mapping[str, Any]]] = {}
@@ -107,7 +108,7 @@ def recording_uses(
 
     def begin(frame: FrameType) -> bool:
         """Whether code that is called the first time is torch's, Python's or ours; it gets a replacement of ``int``."""
-        known, name = _is_known(frame), frame.f_globals.get("__name__", "")
+        known, name = is_known(frame), frame.f_globals.get("__name__", "")
         converts = (not known or name.startswith(_LAYERS)) and _converts(frame.f_code)
         if converts and may_replace_int(frame.f_code, frame.f_globals):
             give(frame.f_globals, _INTEGERS)
@@ -130,7 +131,7 @@ def recording_uses(
         elif event not in ("call", "return"):
             return
         if (known := known_code.get(frame.f_code)) is None:
-            known = begin(frame) if event == "call" else _is_known(frame)
+            known = begin(frame) if event == "call" else is_known(frame)
         if known:
             caller = frame.f_back
             if event == "call" and caller is not None and not known_code.get(caller.f_code, True) and _reads(frame):
@@ -159,9 +160,9 @@ def recording_uses(
 
     def is_own(frame: FrameType) -> bool:
         known = known_code.get(frame.f_code)
-        return not (_is_known(frame) if known is None else known)
+        return not (is_known(frame) if known is None else known)
 
-    steps = LoopSteps(is_own, count, reaches)
+    steps = LoopSteps(is_own, steps_differ, reaches)
     try:
         recorded = {name: _recording(own) for name, own in _MATH.items()}
         with patched(math, recorded), patched(operator, {"index": _recording(operator.index)}):
@@ -180,7 +181,7 @@ def recording_uses(
                     del of[name]
 
 
-def _is_known(frame: FrameType) -> bool:
+def is_known(frame: FrameType) -> bool:
     """Whether code is torch's, Python's or ours."""
     module = frame.f_globals.get("__name__", "").partition(".")[0]
     return module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__")

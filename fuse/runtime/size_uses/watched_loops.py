@@ -1,0 +1,69 @@
+"""What differs between the steps of a captured call's loops. Captures are watched like followings (``loop_steps.py``).
+
+    x [64], x [1000]     captured: between their steps, only the counter t differs
+    x [70], x [130]      followed with symbolic sizes: t is symbolic after the loop, so it may differ
+    x [501]              step 499 of the capture of 1,000 steps was like its other steps: no capture
+
+``forward`` is followed at few steps, and a longer loop may have an odd step. Of the capture of a longer loop, such a
+step may leave nothing in the graph (``before, flag = flag, t == 499``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from fuse.graph.recording.watched_code import watched
+from fuse.runtime.size_uses.loop_steps import RESULT, LoopSteps, Place
+from fuse.runtime.size_uses.unrecorded_uses import is_known
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """What differs between the steps of a loop, and the number of steps."""
+
+    place: Place
+    what: str
+    count: int
+
+
+UNKNOWN = Unlike(("unknown",), "unknown", 0)
+"""Nobody watched a call."""
+
+
+def loops_watched() -> AbstractContextManager[None]:
+    """A context in which the loops of captured calls are watched."""
+    return watched(_Watch)
+
+
+def unlike_steps(found: Any) -> Collection[Unlike]:
+    """What differs between the steps of loops, as the watch of a capture found it."""
+    return (UNKNOWN,) if found is None else found
+
+
+class _Watch:
+    """The watch of one capture. Results of functions are left out: their kind is the same in all steps."""
+
+    def __init__(self) -> None:
+        self._known: dict[CodeType, bool] = {}
+        self._unlike: dict[Unlike, None] = {}
+        self._steps = LoopSteps(self._is_own, self._note, lambda length, number: None)
+        self.trace = self._steps.trace
+
+    def _is_own(self, frame: FrameType) -> bool:
+        known = self._known.get(frame.f_code)
+        if known is None:
+            known = self._known[frame.f_code] = is_known(frame)
+        return not known
+
+    def _note(self, place: Place, what: str, count: int, recorded: bool) -> None:
+        if what != RESULT:
+            self._unlike[Unlike(place, what, count)] = None
+
+    def found(self) -> tuple[Unlike, ...]:
+        """What differs between the steps of loops."""
+        self._steps.end()
+        return tuple(self._unlike)
