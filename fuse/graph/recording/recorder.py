@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -65,7 +64,7 @@ from fuse.graph.patches.seeding import followed
 from fuse.graph.recording.mutated_attributes import Overlay
 from fuse.graph.recording.recording_plan import Assigns, NeedsGradients, Plan, Reads
 from fuse.graph.recording.result_leaves import ResultLeaves
-from fuse.graph.recording.watched_code import Watch, asleep, watching
+from fuse.graph.recording.watched_code import WatchedCode, watching
 from fuse.graph.signature import Attribute, ChangedContainers, Dispatch, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.state.attributes import Change, is_own
@@ -114,7 +113,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
         self.dispatches: list[Dispatch] = []
         self.unfollowed = ""  # why a tensor that got other memory is not followed
         self.packs = False  # whether the call has a packed sequence
-        self.watch: Watch | None = None
+        self.watched: WatchedCode | None = None
         self.inputs = RecordedInputs(self.graph, self.functional, fake_mode, names_of_state(model, plan.attributes))
         told = told_values(model)
         self.reader = Reader(self.functional, fake_mode, self.inputs, plan.plain_reads, self.dispatches, told)
@@ -146,7 +145,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
                 self._recording("forward", self._read_state(named)),
                 torch.set_grad_enabled(grad_mode),
                 settings_kept(),
-                watching() as self.watch,
+                watching() as self.watched,
             ):
                 result = self.model(*fake_args, **fake_kwargs)
             self._refuse_switches()
@@ -367,8 +366,8 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
     ) -> Any:
         if op is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        if self.watch is not None and sys.gettrace() is not None:
-            return asleep(self.watch, self._dispatched, op, args, kwargs or {})
+        if self.watched is not None:
+            return self.watched.asleep(self._dispatched, op, args, kwargs or {})
         return self._dispatched(op, args, kwargs or {})
 
     def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -480,7 +479,7 @@ class Recorder(WithoutSwitch, TorchDispatchMode):
             self.inputs.reshaped(),
             self.inputs.raised(),
             self.inputs.ungraded(),
-            self.watch.found() if self.watch is not None else None,
+            self.watched.found() if self.watched is not None else None,
         )
         return module
 

@@ -1,8 +1,8 @@
-"""A trace function that watches the user's code while it is recorded, and sleeps while operators are.
+"""The user's code, watched while it is recorded.
 
     with watched(make):                      make() gives a watch for each recording
-        capture(model, args)                 forward runs, and the watch sees each instruction
-    graph.meta["watched"]                    what the watch found
+        capture(model, args)                 forward runs, and the watch sees its loops
+    graph.meta["signature"].watched          what the watch found
 
 Whoever captures a call decides what is watched (:mod:`fuse.runtime.size_uses.watched_loops`).
 """
@@ -10,21 +10,20 @@ Whoever captures a call decides what is watched (:mod:`fuse.runtime.size_uses.wa
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import FrameType
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
+
+from fuse.graph.recording.code_events import Events, telling
 
 
-class Watch(Protocol):
-    """Watches one recording."""
+@dataclass(eq=False)
+class Watch:
+    """A watch of one recording: the events that it gets, and a function for what it found, once the code has ended."""
 
-    def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """The trace function, as ``sys.settrace`` wants it."""
-
-    def found(self) -> Any:
-        """What was seen, after the code has ended."""
+    events: Events
+    found: Callable[[], Any]
 
 
 _WATCHES: ContextVar[Callable[[], Watch] | None] = ContextVar("watches", default=None)
@@ -40,26 +39,34 @@ def watched(make: Callable[[], Watch]) -> Iterator[None]:
         _WATCHES.reset(token)
 
 
+@dataclass(eq=False)
+class WatchedCode:
+    """Code that is watched, and was: afterwards, nothing is asleep."""
+
+    watch: Watch
+    runs: bool = True
+
+    def asleep(self, run: Callable[..., Any], *args: Any) -> Any:
+        """``run(*args)``, which nothing watches."""
+        return self.watch.events.asleep(run, *args) if self.runs else run(*args)
+
+    def found(self) -> Any:
+        """What was found."""
+        return self.watch.found()
+
+
 @contextlib.contextmanager
-def watching() -> Iterator[Watch | None]:
+def watching() -> Iterator[WatchedCode | None]:
     """A context in which the user's code is watched; None if nobody wants that, or a debugger is active."""
     make = _WATCHES.get()
-    if make is None or sys.gettrace() is not None or sys.getprofile() is not None:
+    if make is None:
         yield None
         return
     watch = make()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces instructions only if it was set before
-    sys.settrace(watch.trace)
-    try:
-        yield watch
-    finally:
-        sys.settrace(None)
-
-
-def asleep(watch: Watch, run: Callable[..., Any], *args: Any) -> Any:
-    """``run(*args)``, which nothing watches."""
-    sys.settrace(None)
-    try:
-        return run(*args)
-    finally:
-        sys.settrace(watch.trace)
+    with telling(watch.events) as events:
+        code = WatchedCode(watch) if events is not None else None
+        try:
+            yield code
+        finally:
+            if code is not None:
+                code.runs = False

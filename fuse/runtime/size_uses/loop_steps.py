@@ -32,7 +32,7 @@ from typing import Any, Protocol
 from fuse.graph.state.object_contents import attributes_of
 from fuse.runtime.size_uses.bytecode_uses import constant_indices, instructions
 from fuse.runtime.size_uses.hand_counters import counters
-from fuse.runtime.size_uses.inlined_displays import Display
+from fuse.runtime.size_uses.inlined_displays import Display, displays_of
 from fuse.runtime.size_uses.loop_variables import CodeLoop, loops_of
 from fuse.runtime.size_uses.python_values import is_recorded, look
 
@@ -129,13 +129,13 @@ class _Steps:
 
 @dataclass(eq=False)
 class _Running:
-    """A function that runs, the loops that it is in, the steps that its call and its calls are, its last ``marked``
-    instruction, and the comprehension whose list comes into a variable next."""
+    """A function that runs, the loops that it is in, the steps that its call and its calls are, its last
+    instruction that is ``looked_at``, and the comprehension whose list comes into a variable next."""
 
     frame: FrameType
     loops: Mapping[int, CodeLoop]
     indices: Mapping[int, tuple[str, tuple[int, ...]]]
-    marked: frozenset[int]
+    looked_at: frozenset[int]
     inside: list[_Steps] = field(default_factory=list)
     path: int = 0
     calls: dict[CodeType, _Steps] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class LoopSteps:
         running = self._suspended.pop(frame, None)
         if running is None:
             code = frame.f_code
-            running = _Running(frame, loops_of(code), constant_indices(code), _marked(code))
+            running = _Running(frame, loops_of(code), constant_indices(code), looked_at(code))
             self._note_call(running)
         self._running.append(running)
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -213,7 +213,7 @@ class LoopSteps:
         if running is None or running.frame is not frame:
             return None
         if event == "opcode":
-            if (offset := frame.f_lasti) in running.marked or running.calls or running.stored is not None:
+            if (offset := frame.f_lasti) in running.looked_at:
                 self._arrive(running, offset)
         elif event == "return":
             self._running.pop()
@@ -337,19 +337,26 @@ def _globals(code: CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _marked(code: CodeType) -> frozenset[int]:
-    """The offsets of the instructions that are looked at: those that begin a block, or index by constants. Others
-    follow the one before them.
+def looked_at(code: CodeType) -> frozenset[int]:
+    """The offsets of the instructions that are looked at: those that begin a block, come after a call, index by
+    constants, or store the list of a comprehension, and the next one. Others follow the one before them.
 
-    >>> [one.opname for one in instructions(_marked.__code__) if one.offset in _marked(_marked.__code__)][:2]
-    ['RESUME', 'LOAD_CONST']
+    >>> [one.opname for one in instructions(looked_at.__code__) if one.offset in looked_at(looked_at.__code__)][:2]
+    ['RESUME', 'LOAD_GLOBAL']
     """
-    found = instructions(code)
-    jumps = (one for one in found if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs)
-    behind = (after.offset for one, after in itertools.pairwise(found) if one.opcode in (*dis.hasjrel, *dis.hasjabs))
-    caught = (entry.target for entry in getattr(dis.Bytecode(code), "exception_entries", ()))
-    first = {found[0].offset, *(one.argval for one in jumps), *behind, *caught}
-    return frozenset({*first, *constant_indices(code)})
+    found = [one for one in dis.get_instructions(code) if one.opname != "CACHE"]
+    stored = {one.stored for one in displays_of(code).values()}
+    made = {found[0].offset, *constant_indices(code), *stored}
+    for one, after in itertools.pairwise(found):
+        jumps = one.opcode in dis.hasjrel or one.opcode in dis.hasjabs
+        if jumps:
+            made.add(one.argval)
+        if jumps or one.opname.startswith("CALL") or one.offset in stored:
+            made.add(after.offset)
+        if one.opname == "EXTENDED_ARG" and one.offset in made:
+            made.add(after.offset)
+    made.update(entry.target for entry in getattr(dis.Bytecode(code), "exception_entries", ()))
+    return frozenset(made)
 
 
 @functools.lru_cache(maxsize=4096)

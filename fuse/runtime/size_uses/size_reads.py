@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 from fuse.graph.backward.joint import JointRecorder
 from fuse.graph.capture import prepared
 from fuse.graph.patches.patched import in_this_thread, patched
+from fuse.graph.recording.code_events import Events
 from fuse.graph.recording.recorder import Recorder
 from fuse.graph.recording.recording_plan import Plan, settled
 from fuse.graph.structure.arguments import flatten_arguments
@@ -132,6 +133,7 @@ class _Following:
         self._unknown: dict[int, Any] = {}
         self._thread = threading.get_ident()
         self._plain = 1
+        self._events: Events | None = None
         self._refused: list[str] = []
         self._looks_up = False
         self.told = True
@@ -261,23 +263,20 @@ class _Following:
             try:
                 refuse, unwatched = self._refused.append, self._note_look_up
                 noting = self.count, self._steps_differ, self._reaches
-                with recording_uses(refuse, names, self._running, self.watches, unwatched, *noting):
+                uses = recording_uses(refuse, names, self._running, self.watches, unwatched, *noting)
+                with uses as self._events:
                     yield
             finally:
+                self._events = None
                 self._plain += 1
 
     def plainly(self, run: Callable[..., Any], *args: Any) -> Any:
         """``run(*args)``, for which sizes are plain numbers; uses are not watched, which would take longer."""
-        watch, trace = sys.getprofile(), sys.gettrace()
-        sys.settrace(None)
-        sys.setprofile(None)
         self._plain += 1
         try:
-            return run(*args)
+            return self._events.asleep(run, *args) if self._events is not None else run(*args)
         finally:
             self._plain -= 1
-            sys.setprofile(watch)
-            sys.settrace(trace)
 
 
 class _Size(tuple[int, ...]):

@@ -35,12 +35,13 @@ from typing import Any
 import torch
 
 from fuse.graph.patches.patched import patched
+from fuse.graph.recording.code_events import Events, telling
 from fuse.kernel.arithmetic.extents import pinned
 from fuse.runtime.size_uses.bytecode_uses import instructions, is_constant, use_of
 from fuse.runtime.size_uses.counting import Int
 from fuse.runtime.size_uses.hand_counters import added_up, counters, counts
 from fuse.runtime.size_uses.int_uses import may_replace_int
-from fuse.runtime.size_uses.loop_steps import LoopSteps, Note
+from fuse.runtime.size_uses.loop_steps import LoopSteps, Note, looked_at
 from fuse.runtime.size_uses.tables import is_table
 
 _MATH = {
@@ -82,7 +83,7 @@ def recording_uses(
     count: Callable[[Hashable], None],
     steps_differ: Note,
     reaches: Callable[[int, int], None],
-) -> Iterator[None]:
+) -> Iterator[Events | None]:
     """A context in which functions that read numbers in C pin sizes, and ``refuse`` is called for other uses.
 
     ``counting`` are replacements of Python's counting functions, by name. They are added to the globals of the code
@@ -94,10 +95,6 @@ def recording_uses(
     names = {**counting, **{name: _recording(own) for name, own in _BUILTIN.items()}}
     given: dict[tuple[int, int], tuple[dict[str, Any], Mapping[str, Any]]] = {}
     known_code: dict[CodeType, bool] = {}  # of all code that was called
-    if sys.getprofile() is not None or sys.gettrace() is not None:
-        refuse("a Python profiler or debugger is active")
-        yield
-        return
 
     def give(to: dict[str, Any], replacements: Mapping[str, Any]) -> None:
         """Add replacements to the globals of the code that runs, once."""
@@ -165,14 +162,12 @@ def recording_uses(
     steps = LoopSteps(is_own, steps_differ, reaches)
     try:
         recorded = {name: _recording(own) for name, own in _MATH.items()}
-        with patched(math, recorded), patched(operator, {"index": _recording(operator.index)}):
-            sys.setprofile(watch)
-            sys._getframe().f_trace_opcodes = True  # Python 3.12 traces instructions only if it was set before
-            sys.settrace(steps.trace)
-            yield
+        events = Events(steps.trace, looked_at, is_own, watch)
+        with patched(math, recorded), patched(operator, {"index": _recording(operator.index)}), telling(events) as told:
+            if told is None:
+                refuse("a Python profiler or debugger is active")
+            yield told
     finally:
-        sys.settrace(None)
-        sys.setprofile(None)
         steps.end()
         running.clear()
         for of, added in given.values():

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from fuse.graph.recording.watched_code import watched
-from fuse.runtime.size_uses.loop_steps import RESULT, LoopSteps, Place
+from fuse.graph.recording.code_events import Events
+from fuse.graph.recording.watched_code import Watch, watched
+from fuse.runtime.size_uses.loop_steps import RESULT, LoopSteps, Place, looked_at
 from fuse.runtime.size_uses.unrecorded_uses import is_known
 
 
@@ -36,7 +37,7 @@ UNKNOWN = Unlike(("unknown",), "unknown", 0)
 
 def loops_watched() -> AbstractContextManager[None]:
     """A context in which the loops of captured calls are watched."""
-    return watched(_Watch)
+    return watched(lambda: _Loops().watch())
 
 
 def unlike_steps(found: Any) -> Collection[Unlike]:
@@ -44,14 +45,17 @@ def unlike_steps(found: Any) -> Collection[Unlike]:
     return (UNKNOWN,) if found is None else found
 
 
-class _Watch:
-    """The watch of one capture. Results of functions are left out: their kind is the same in all steps."""
+class _Loops:
+    """The loops of one capture. Results of functions are left out: their kind is the same in all steps."""
 
     def __init__(self) -> None:
         self._known: dict[CodeType, bool] = {}
         self._unlike: dict[Unlike, None] = {}
         self._steps = LoopSteps(self._is_own, self._note, lambda length, number: None)
-        self.trace = self._steps.trace
+
+    def watch(self) -> Watch:
+        """The watch that finds what differs between the steps."""
+        return Watch(Events(self._steps.trace, looked_at, self._is_own), self._found)
 
     def _is_own(self, frame: FrameType) -> bool:
         known = self._known.get(frame.f_code)
@@ -63,7 +67,6 @@ class _Watch:
         if what != RESULT:
             self._unlike[Unlike(place, what, count)] = None
 
-    def found(self) -> tuple[Unlike, ...]:
-        """What differs between the steps of loops."""
+    def _found(self) -> tuple[Unlike, ...]:
         self._steps.end()
         return tuple(self._unlike)

@@ -1,0 +1,215 @@
+"""Events of the Python code that a thread runs, told as ``sys.settrace`` and ``sys.setprofile`` tell them.
+
+    with telling(Events(trace, looked_at, is_own)) as events:
+        forward(x)                       trace(frame, "call", None), then what it returns for "opcode" and "return"
+        events.asleep(operator, x)       nothing is told of what runs inside
+
+Python 3.12 and later have ``sys.monitoring``, which tells only of code that somebody wants to know about. Turning a
+trace function off and on again takes a tenth of a millisecond there: it changes all code that runs. Instructions are
+told for the user's code only, and only those that are looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, MethodDescriptorType
+from typing import Any
+
+Trace = Callable[[FrameType, str, Any], Any]
+"""A function as ``sys.settrace`` takes it."""
+
+_MONITORING: Any = getattr(sys, "monitoring", None)
+_TOOLS = (4, 3, 5, 2)
+"""Numbers of tools that debuggers and coverage do not use."""
+_QUIET = ("fuse.", "torch.utils.", "torch._ops", "torch._subclasses.", "torch._library.", "torch.fx.")
+"""Code of these modules does not run the user's code, or only within an operator."""
+
+
+@dataclass(eq=False)
+class Events:
+    """Who is told of code.
+
+    Attributes:
+        trace: told of all calls, or only of those of the user's functions. Its result is told of the instructions that
+            are ``looked_at`` in this call, and of its return.
+        looked_at: the offsets of these instructions; others may be told, too.
+        is_own: whether the code of a frame is the user's.
+        watch: told of all calls and returns, and of the functions of C that are called; may leave out code that only
+            operators run.
+    """
+
+    trace: Trace
+    looked_at: Callable[[CodeType], frozenset[int]]
+    is_own: Callable[[FrameType], bool]
+    watch: Trace | None = None
+    _sleeping: int = 0
+
+    def asleep(self, run: Callable[..., Any], *args: Any) -> Any:
+        """``run(*args)``, of which nothing is told."""
+        self._sleeping += 1
+        if _MONITORING is None and self._sleeping == 1:
+            sys.settrace(None)
+            sys.setprofile(None)
+        try:
+            return run(*args)
+        finally:
+            self._sleeping -= 1
+            if _MONITORING is None and not self._sleeping:
+                sys.setprofile(self.watch)
+                sys.settrace(self.trace)
+
+
+@contextlib.contextmanager
+def telling(events: Events) -> Iterator[Events | None]:
+    """A context in which events of this thread are told; None if a debugger or a profiler is active."""
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        yield None
+    elif _MONITORING is None:
+        sys.setprofile(events.watch)
+        sys.settrace(events.trace)
+        try:
+            yield events
+        finally:
+            sys.settrace(None)
+            sys.setprofile(None)
+    else:
+        tool = next((one for one in _TOOLS if _MONITORING.get_tool(one) is None), None)
+        if tool is None:
+            yield None
+            return
+        monitor = _Monitor(events, tool)
+        monitor.begin()
+        try:
+            yield events
+        finally:
+            monitor.end()
+
+
+@dataclass(eq=False)
+class _Monitor:
+    """Tells events by ``sys.monitoring``. Its events are those of all threads; others than this one's are left out."""
+
+    events: Events
+    tool: int
+    _thread: int = field(default_factory=threading.get_ident)
+    _own: dict[CodeType, frozenset[int]] = field(default_factory=dict)
+    _others: set[CodeType] = field(default_factory=set)
+    _calls: dict[FrameType, Trace] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        names = _MONITORING.events
+        tell = {
+            names.PY_START: self._start,
+            names.PY_RESUME: self._start,
+            names.PY_THROW: self._throw,
+            names.INSTRUCTION: self._instruction,
+            names.PY_RETURN: self._return,
+            names.PY_YIELD: self._return,
+            names.PY_UNWIND: self._unwind,
+        }
+        if self.events.watch is not None:
+            tell |= {names.CALL: self._call, names.C_RETURN: self._called, names.C_RAISE: self._called}
+        _MONITORING.use_tool_id(self.tool, "fuse")
+        for event, function in tell.items():
+            _MONITORING.register_callback(self.tool, event, function)
+        _MONITORING.restart_events()  # an earlier context may have turned some off
+        _MONITORING.set_events(self.tool, names.PY_START | names.PY_RESUME | names.PY_THROW | names.PY_UNWIND)
+
+    def end(self) -> None:
+        _MONITORING.set_events(self.tool, 0)
+        for code in (*self._own, *self._others):
+            _MONITORING.set_local_events(self.tool, code, 0)
+        names = _MONITORING.events
+        for event in (names.PY_START, names.PY_RESUME, names.PY_THROW, names.INSTRUCTION, names.PY_RETURN):
+            _MONITORING.register_callback(self.tool, event, None)
+        for event in (names.PY_YIELD, names.PY_UNWIND, names.CALL, names.C_RETURN, names.C_RAISE):
+            _MONITORING.register_callback(self.tool, event, None)
+        _MONITORING.free_tool_id(self.tool)
+        self._calls.clear()
+
+    def _silent(self) -> bool:
+        return bool(self.events._sleeping) or threading.get_ident() != self._thread
+
+    def _start(self, code: CodeType, offset: int) -> Any:
+        """A function begins, or a generator goes on."""
+        if code not in self._own and code not in self._others:
+            frame = sys._getframe(1)
+            if str(frame.f_globals.get("__name__", "")).startswith(_QUIET):
+                return _MONITORING.DISABLE
+            if self._silent():
+                return None
+            if not self._know(code, frame):
+                return _MONITORING.DISABLE
+        if not self._silent():
+            self._begin(code, sys._getframe(1))
+        return None
+
+    def _know(self, code: CodeType, frame: FrameType) -> bool:
+        """Ask for the events of code that is called for the first time; False if there are none."""
+        names = _MONITORING.events
+        calls = names.CALL | names.C_RETURN | names.C_RAISE if self.events.watch is not None else 0
+        if self.events.is_own(frame):
+            self._own[code] = self.events.looked_at(code)
+            inside = names.INSTRUCTION | names.PY_RETURN | names.PY_YIELD | calls
+            _MONITORING.set_local_events(self.tool, code, inside)
+        elif calls:
+            self._others.add(code)
+            _MONITORING.set_local_events(self.tool, code, calls)
+        else:
+            return False
+        return True
+
+    def _begin(self, code: CodeType, frame: FrameType) -> None:
+        if code in self._own and (local := self.events.trace(frame, "call", None)) is not None:
+            self._calls[frame] = local
+        if self.events.watch is not None:
+            self.events.watch(frame, "call", None)
+
+    def _throw(self, code: CodeType, offset: int, error: BaseException) -> None:
+        if not self._silent() and (code in self._own or code in self._others):
+            self._begin(code, sys._getframe(1))
+
+    def _instruction(self, code: CodeType, offset: int) -> Any:
+        if offset not in self._own.get(code, ()):
+            return _MONITORING.DISABLE
+        if not self._silent():
+            frame = sys._getframe(1)
+            if (local := self._calls.get(frame)) is not None:
+                local(frame, "opcode", None)
+        return None
+
+    def _return(self, code: CodeType, offset: int, value: Any) -> None:
+        if not self._silent():
+            self._end(code, sys._getframe(1), value)
+
+    def _unwind(self, code: CodeType, offset: int, error: BaseException) -> None:
+        if code in self._own and not self._silent():
+            self._end(code, sys._getframe(1), None)
+
+    def _end(self, code: CodeType, frame: FrameType, value: Any) -> None:
+        if (local := self._calls.pop(frame, None)) is not None:
+            local(frame, "return", value)
+        if self.events.watch is not None:
+            self.events.watch(frame, "return", value)
+
+    def _call(self, code: CodeType, offset: int, function: Any, first: Any) -> None:
+        """A function is called; those of C are told."""
+        watch = self.events.watch
+        if watch is None or self._silent():
+            return
+        if type(function) is MethodDescriptorType and first is not _MONITORING.MISSING:
+            function = function.__get__(first, type(first))
+        if isinstance(function, _OF_C):
+            watch(sys._getframe(1), "c_call", function)
+
+    def _called(self, code: CodeType, offset: int, function: Any, first: Any) -> None:
+        if self.events.watch is not None and not self._silent():
+            self.events.watch(sys._getframe(1), "c_return", function)
+
+
+_OF_C = type(len)
+"""The class of functions and bound methods of C, subclasses of which are C++ extensions' own."""
