@@ -379,6 +379,7 @@ FAR_ONES = {one.__name__: one for one in (far_of_the_step_before, far_of_the_ten
 SHARED = {one.__name__: one for one in (with_lists, with_generators, with_layers, backwards)}
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_loop_leaves_is_right_at_every_length(name: str) -> None:

@@ -72,6 +72,8 @@ def loops_of(code: CodeType) -> Mapping[int, CodeLoop]:
             if (place := rest.pop()) not in body:
                 body.add(place)
                 rest += before[place]
+        if head and 0 in body:  # no loop: code that handles an exception jumps back behind the loop where it occurred
+            continue
         inside = _live(
             found, [[one for one in following[place] if {place, one} <= body] for place in range(len(found))]
         )
