@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from fuse.graph.recording.code_events import Events
-from fuse.graph.recording.watched_code import Watch, watched
+from fuse.graph.recording.watched_code import WatchedCode, watched
 from fuse.runtime.size_uses.loop_steps import RESULT, LoopSteps, Place, looked_at
 from fuse.runtime.size_uses.unrecorded_uses import is_known
 
@@ -37,7 +37,7 @@ UNKNOWN = Unlike(("unknown",), "unknown", 0)
 
 def loops_watched() -> AbstractContextManager[None]:
     """A context in which the loops of captured calls are watched."""
-    return watched(lambda: _Loops().watch())
+    return watched(lambda: _Loops().code())
 
 
 def unlike_steps(found: Any) -> Collection[Unlike]:
@@ -53,9 +53,9 @@ class _Loops:
         self._unlike: dict[Unlike, None] = {}
         self._steps = LoopSteps(self._is_own, self._note, lambda length, number: None)
 
-    def watch(self) -> Watch:
-        """The watch that finds what differs between the steps."""
-        return Watch(Events(self._steps.trace, looked_at, self._is_own), self._found)
+    def code(self) -> WatchedCode:
+        """The code of a capture, of which is found what differs between the steps."""
+        return WatchedCode(Events(self._steps.trace, looked_at, self._is_own), self._found)
 
     def _is_own(self, frame: FrameType) -> bool:
         known = self._known.get(frame.f_code)
