@@ -341,8 +341,12 @@ def looked_at(code: CodeType) -> frozenset[int]:
     """The offsets of the instructions that are looked at: those that begin a block, come after a call, index by
     constants, or store the list of a comprehension, and the next one. Others follow the one before them.
 
-    >>> [one.opname for one in instructions(looked_at.__code__) if one.offset in looked_at(looked_at.__code__)][:2]
-    ['RESUME', 'LOAD_GLOBAL']
+    >>> def rows(x):
+    ...     for row in x:
+    ...         y = row
+    >>> names = [one.opname for one in instructions(rows.__code__) if one.offset in looked_at(rows.__code__)]
+    >>> "FOR_ITER" in names, "JUMP_BACKWARD" in names
+    (True, False)
     """
     found = [one for one in dis.get_instructions(code) if one.opname != "CACHE"]
     stored = {one.stored for one in displays_of(code).values()}
