@@ -211,6 +211,7 @@ ROLLED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("run", ROLLED, ids=lambda run: run.__name__)
 def test_gradients_of_a_rolled_loop_are_eagers(run: Callable[..., Tensor]) -> None:
     assert_trains_rolled(Model(run), *(torch.randn(shape) for shape in ROLLED[run]))
@@ -328,6 +329,7 @@ class GroupNormed(nn.Module):
         return h
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("special", [torch.nan, -0.0, 1.0])
 def test_group_norms_of_steps_are_differentiated_rolled(affine: bool, special: float) -> None:

@@ -133,6 +133,7 @@ def agree(model: Loop, x: Tensor) -> Joint:
     return joint
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("fills", [False, True])
 def test_equal_steps_are_differentiated_as_one(cell: type[nn.Module], fills: bool) -> None:
@@ -140,6 +141,7 @@ def test_equal_steps_are_differentiated_as_one(cell: type[nn.Module], fills: boo
     assert agree(model, x).rolled
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("fills", [False, True])
 def test_what_is_differentiated_does_not_grow(cell: type[nn.Module], fills: bool) -> None:
@@ -161,6 +163,7 @@ def test_what_is_differentiated_does_not_grow(cell: type[nn.Module], fills: bool
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", [34, STEPS - 1])
 @pytest.mark.parametrize("change", [without_gradients, detached, detached_copy, written, half_of_the_gradient])
 def test_a_late_step_with_other_gradients_is_seen(change: Change, at: int) -> None:

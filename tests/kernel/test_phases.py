@@ -136,6 +136,7 @@ def test_short_chains_short_rows_and_reductions_stay_whole() -> None:
         assert tuple(in_phases(body.statements)) == body.statements
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("count", [64, 255, 256, 257, 1000])
 def test_compiled_kernels_are_right(dtype: torch.dtype, count: int) -> None:

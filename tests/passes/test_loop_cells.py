@@ -38,11 +38,13 @@ def test_a_loop_is_right_and_its_launches_do_not_grow(cell: Cell) -> None:
 NEAR_MISSES = [(cell, odd) for cell in CELLS for odd in ODD]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("cell", "odd"), NEAR_MISSES, ids=lambda part: part if part in ODD else part.name)
 def test_a_loop_with_steps_that_do_not_correspond_stays(cell: Cell, odd: str) -> None:
     assert rolled(Model(cell, ODD[odd]).eval(), torch.randn(SHORT, BATCH, WIDTH)) == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(len(CELLS)), ids=[cell.name for cell in CELLS])
 def test_what_stays_is_right(number: int) -> None:
     """One near miss of each cell, the four kinds in turn: kernels of unrolled steps take long to compile."""

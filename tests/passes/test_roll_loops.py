@@ -167,6 +167,7 @@ def rolled(model: nn.Module, x: Tensor) -> int:
     return sum(f.count for f in ledger.fired if f.pass_name in ("roll_loops", "roll_whole_loops"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("loop", CELLS, ids=lambda loop: loop.__name__)
 def test_a_loop_is_right_and_its_launches_do_not_grow(loop: Step) -> None:
     torch.manual_seed(0)

@@ -168,6 +168,7 @@ def writing(model: Calls, x: Tensor, tolerance: Tensor) -> Tensor:
     return h
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "function",
     [

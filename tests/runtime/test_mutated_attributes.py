@@ -282,6 +282,7 @@ def test_what_is_assigned_is_there_after_every_call(name: str, training: bool, s
     assert len(variants) <= 2, "a call was compiled again although nothing new was to be seen"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_the_oracle_sees_attributes(name: str, strict: None) -> None:
     report = check(CASES[name](), (torch.randn(3, 4),))

@@ -137,6 +137,7 @@ def test_calls_that_read_the_same_share_captures(name: str, training: bool, capt
     assert fused.compiled.resized
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", ["a branch", "a loop", "writes"])
 def test_other_values_choose_other_graphs(name: str, training: bool, captures: list[tuple[int, ...]]) -> None:

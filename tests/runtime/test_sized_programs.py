@@ -123,6 +123,7 @@ def test_programs_have_the_steps_of_resized_graphs(
     assert len(programs) >= 8
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("function", [plain, loop, residual, several, attention], ids=lambda one: one.__name__)
 def test_training(function: Callable[[Model, Tensor], object], programs: list[Made]) -> None:
     """Results and gradients at further sizes, also for a loss of some results, and gradients of gradients."""

@@ -237,6 +237,7 @@ def both(way: Callable[[Run, nn.Module], Iterator[Tensor]], model: nn.Module) ->
     return fused, curves, states
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WAYS)
 def test_steps_are_eagers(name: str) -> None:
     fused, curves, states = both(WAYS[name], Model())

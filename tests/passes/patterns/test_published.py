@@ -53,6 +53,7 @@ def test_there_are_sixty_and_each_has_a_structure():
     assert len(OWN) >= 60
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_it_is_found_in_its_structure_and_what_stands_in_its_place_is_right(name, capfd):
     pattern, published = OWN[name], PUBLISHED[name]
