@@ -269,6 +269,12 @@ def test_modes_may_change_from_call_to_call(function):
     assert_same(got, wanted)
 
 
+def test_data_of_inference_mode_is_fused_under_autograd():
+    wanted, got, fused = both(moving_average, called, modes=[torch.no_grad, torch.inference_mode, torch.enable_grad])
+    assert_same(got, wanted)
+    assert not fused.last_run.fallbacks
+
+
 @pytest.mark.parametrize("function", [*FUSED, normalised, a_view_of_itself])
 def test_inference_is_fused(function):
     wanted, got, fused = both(function, called, modes=[torch.no_grad] * 5)

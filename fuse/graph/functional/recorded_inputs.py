@@ -218,7 +218,7 @@ class RecordedInputs:
         """The inputs whose versions ``forward`` raised, and how often, without changes of their shapes."""
         reshaped = [id(fake) for fake, _, _ in self.functional.reshaped]
         before = self.versions
-        counted = [(i, one) for i, one in enumerate(self.placeholders) if not one.is_inference()]
+        counted = [(i, one) for i, one in enumerate(self.placeholders) if _has_version(one)]
         times = ((i, one._version - before.get(id(one), 0) - reshaped.count(id(one))) for i, one in counted)
         return tuple((i, count) for i, count in times if count)
 
@@ -260,8 +260,16 @@ _GRADIENT: Any = Tensor.grad  # the slot itself, which is not patched during a r
 
 
 def _version(tensor: Tensor) -> int:
-    """The version of a tensor; those of inference mode have none."""
-    return 0 if tensor.is_inference() else tensor._version
+    """The version of a tensor; 0 if it has none."""
+    return tensor._version if _has_version(tensor) else 0
+
+
+def _has_version(tensor: Tensor) -> bool:
+    """Whether autograd counts the writes to a tensor: not to those of inference mode, nor to others with their data."""
+    try:
+        return not tensor.is_inference() and tensor._version >= 0
+    except RuntimeError:
+        return False
 
 
 def tensor_of(number: int | float) -> Tensor:
