@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.runtime.size_uses.loop_variables import loops_of
+from fuse.runtime.size_uses.python_values import is_recorded, look
 from tests.runtime.recapturing import recaptured
 from tests.runtime.test_reaching import captures
 
@@ -408,3 +409,32 @@ def test_variables_that_pass_from_step_to_step_are_known() -> None:
     assert loop.after == ("t",)
     (loop,) = loops_of(while_counting.__code__).values()
     assert "t" in loop.within
+
+
+def refused(*_: Any) -> Any:
+    raise AssertionError("code of a user's class ran")
+
+
+class Row(list[int]):
+    __iter__ = __len__ = __getitem__ = __eq__ = refused
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+
+class Table(dict[str, int]):
+    __iter__ = keys = values = items = __eq__ = refused
+    __hash__ = None  # type: ignore[assignment]  # as a dictionary's
+
+
+class Lazy:
+    __class__ = property(refused)
+    __getattr__ = refused
+
+    def __init__(self) -> None:
+        vars(self)["n"] = 3
+
+
+@pytest.mark.parametrize("make", [lambda: Row([1, 2]), lambda: Table(n=3), Lazy], ids=["list", "dictionary", "object"])
+def test_a_look_runs_no_code_of_a_users_class(make: Callable[[], Any]) -> None:
+    first, second = make(), make()
+    assert look([first]) == look([second])
+    assert not is_recorded(first)

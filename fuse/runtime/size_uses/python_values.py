@@ -10,7 +10,7 @@ iter(x), (f(t) for ...)  may have moved: they are unlike at each look
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -54,40 +54,41 @@ class _Look:
 
     def at(self, value: Any) -> Any:
         self._left -= 1
-        if type(value) is Number or isinstance(value, Tensor):
+        kind = type(value)  # classes of users may answer ``isinstance`` by code of their own
+        if kind is Number or issubclass(kind, Tensor):
             return _TENSORS
-        if isinstance(value, Extent) or type(value) is WatchedInteger:
+        if issubclass(kind, Extent) or kind is WatchedInteger:
             return symbolic(value).terms
-        if isinstance(value, _PLAIN):
-            return type(value), value
-        if isinstance(value, int):
+        if issubclass(kind, _PLAIN):
+            return kind, value
+        if issubclass(kind, int):
             return int, int.__index__(value)
-        if isinstance(value, (type, BuiltinFunctionType, ModuleType)):
+        if issubclass(kind, (type, BuiltinFunctionType, ModuleType)):
             return id(value)
-        if self._left < 0 or isinstance(value, Iterator):
+        if self._left < 0 or issubclass(kind, Iterator):
             return object()
         if id(value) in self._above:  # it holds itself
             return None
         self._above.add(id(value))
-        found = self._inside(value)
+        found = self._inside(kind, value)
         self._above.remove(id(value))
         return found
 
-    def _inside(self, value: Any) -> Any:
-        if isinstance(value, _LISTS):
-            return self._entries(value)
-        if isinstance(value, dict):
-            return self._entries([*value]), self._entries([*value.values()])
-        if isinstance(value, (set, frozenset)):
-            return frozenset(map(self.at, value))
-        if isinstance(value, MethodType):
+    def _inside(self, kind: type, value: Any) -> Any:
+        if (entries := entries_of(value)) is not None:
+            return self._entries(entries)
+        if issubclass(kind, dict):
+            return self._entries([*dict.keys(value)]), self._entries([*dict.values(value)])
+        if issubclass(kind, (set, frozenset)):
+            return frozenset(map(self.at, (set if issubclass(kind, set) else frozenset).__iter__(value)))
+        if kind is MethodType:
             return id(value.__func__), self.at(value.__self__)
         held = attributes_of(value) or {}
         own = {name: one for name, one in held.items() if name not in _OF_MODULES}
-        is_one = isinstance(value, (nn.Module, FunctionType)) or not held
-        return id(value) if is_one else type(value), self.at(own) if own else None
+        is_one = issubclass(kind, (nn.Module, FunctionType)) or not held
+        return id(value) if is_one else kind, self.at(own) if own else None
 
-    def _entries(self, values: Any) -> Any:
+    def _entries(self, values: Sequence[Any]) -> Any:
         kinds = set(map(type, values))
         if kinds and all(issubclass(kind, Tensor) for kind in kinds):
             return _TENSORS
@@ -99,14 +100,27 @@ class _Look:
         return _TENSORS if of_tensors else looks
 
 
+def entries_of(value: Any) -> Sequence[Any] | None:
+    """The entries of a list or the like, without code of users; None for other values.
+
+    >>> entries_of((1, 2)), entries_of({1, 2})
+    ([1, 2], None)
+    """
+    for base in _LISTS:
+        if issubclass(type(value), base):
+            return [*base.__iter__(value)]
+    return None
+
+
 def is_recorded(value: Any) -> bool:
     """Whether a value is made of tensors and symbolic sizes only, whose uses are recorded.
 
     >>> is_recorded((torch.ones(1), None)), is_recorded((torch.ones(1), 3))
     (True, False)
     """
-    if isinstance(value, _LISTS):
-        return all(map(is_recorded, value))
-    if isinstance(value, dict):
-        return all(isinstance(one, str) for one in value) and all(map(is_recorded, value.values()))
-    return value is None or isinstance(value, (Tensor, Extent)) or type(value) is WatchedInteger
+    kind = type(value)
+    if (entries := entries_of(value)) is not None:
+        return all(map(is_recorded, entries))
+    if issubclass(kind, dict):
+        return all(type(one) is str for one in dict.keys(value)) and all(map(is_recorded, dict.values(value)))
+    return value is None or issubclass(kind, (Tensor, Extent)) or kind in (WatchedInteger, Number)
