@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -148,6 +151,29 @@ def test_nothing_is_told_where_a_debugger_is_active() -> None:
         sys.settrace(tracing)
     assert events is None
     assert not told
+
+
+@pytest.mark.parametrize("how", ["import fresh_{}", "importlib.import_module('fresh_{}')", "from fresh_{} import n"])
+def test_nothing_is_told_of_modules_that_are_imported(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    name = how.split()[0].partition(".")[0]
+    (tmp_path / f"fresh_{name}.py").write_text("def double(n): return n * 2\nn = double(4)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    request.addfinalizer(lambda: sys.modules.pop(f"fresh_{name}", None))
+    files: list[str] = []
+
+    def trace(frame: FrameType, event: str, arg: Any) -> None:
+        files.append(frame.f_code.co_filename)
+
+    code = compile(how.format(name), str(tmp_path / "importing.py"), "exec")
+    own, module = builtins.__import__, importlib.import_module
+    with telling(Events(trace, looked_at, lambda frame: str(tmp_path) in frame.f_code.co_filename)):
+        exec(code, {"importlib": importlib})
+    assert any(file.endswith("importing.py") for file in files)
+    assert not any("fresh" in file for file in files)
+    assert sys.modules[f"fresh_{name}"].n == 8
+    assert (builtins.__import__, importlib.import_module) == (own, module)
 
 
 def test_instructions_behind_a_prefix_are_looked_at() -> None:

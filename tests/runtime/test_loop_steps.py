@@ -15,8 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fuse.graph.capture import capture
+from fuse.runtime.size_uses import loop_steps
 from fuse.runtime.size_uses.loop_variables import loops_of
 from fuse.runtime.size_uses.python_values import is_recorded, look
+from fuse.runtime.size_uses.watched_loops import loops_watched
 from tests.runtime.recapturing import recaptured
 from tests.runtime.test_reaching import captures
 
@@ -409,6 +412,23 @@ def test_variables_that_pass_from_step_to_step_are_known() -> None:
     assert loop.after == ("t",)
     (loop,) = loops_of(while_counting.__code__).values()
     assert "t" in loop.within
+
+
+def test_code_with_too_much_to_look_at_is_captured_at_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_steps, "MOST_LOOKS", 100)
+    model, x = Model(with_generators), torch.randn(20, 3)
+    with loops_watched():
+        graph = capture(model, (x,))
+    assert graph.meta["signature"].watched is None
+    monkeypatch.setattr(loop_steps, "MOST_LOOKS", 100_000)
+    with loops_watched():
+        assert capture(model, (x,)).meta["signature"].watched == ()
+
+
+@pytest.mark.usefixtures("captures")
+def test_models_with_too_much_to_look_at_are_right_at_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_steps, "MOST_LOOKS", 100)
+    assert recaptured(Model(with_generators), LENGTHS[:6], 2, 3) == 5
 
 
 def refused(*_: Any) -> Any:

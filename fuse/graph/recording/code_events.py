@@ -2,7 +2,7 @@
 
     with telling(Events(trace, looked_at, is_own)) as events:
         forward(x)                       trace(frame, "call", None), then what it returns for "opcode" and "return"
-        events.asleep(operator, x)       nothing is told of what runs inside
+        events.asleep(operator, x)       nothing is told of what runs inside, nor of imports
 
 Python 3.12 and later have ``sys.monitoring``, which tells only of code that somebody wants to know about. Turning a
 trace function off and on again takes a tenth of a millisecond there: it changes all code that runs. Instructions are
@@ -11,13 +11,17 @@ told for the user's code only, and only those that are looked at.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, MethodDescriptorType
 from typing import Any
+
+from fuse.graph.patches.patched import in_this_thread, patched
 
 Trace = Callable[[FrameType, str, Any], Any]
 """A function as ``sys.settrace`` takes it."""
@@ -66,27 +70,42 @@ class Events:
 @contextlib.contextmanager
 def telling(events: Events) -> Iterator[Events | None]:
     """A context in which events of this thread are told; None if a debugger or a profiler is active."""
-    if sys.gettrace() is not None or sys.getprofile() is not None:
+    tool = next((one for one in _TOOLS if _MONITORING is not None and _MONITORING.get_tool(one) is None), None)
+    if sys.gettrace() is not None or sys.getprofile() is not None or (tool is None and _MONITORING is not None):
         yield None
-    elif _MONITORING is None:
-        sys.setprofile(events.watch)
-        sys.settrace(events.trace)
-        try:
-            yield events
-        finally:
-            sys.settrace(None)
-            sys.setprofile(None)
+    elif tool is None:
+        with _imports(events.asleep):
+            sys.setprofile(events.watch)
+            sys.settrace(events.trace)
+            try:
+                yield events
+            finally:
+                sys.settrace(None)
+                sys.setprofile(None)
     else:
-        tool = next((one for one in _TOOLS if _MONITORING.get_tool(one) is None), None)
-        if tool is None:
-            yield None
-            return
         monitor = _Monitor(events, tool)
-        monitor.begin()
-        try:
-            yield events
-        finally:
-            monitor.end()
+        with _imports(monitor.off):
+            monitor.begin()
+            try:
+                yield events
+            finally:
+                monitor.end()
+
+
+@contextlib.contextmanager
+def _imports(asleep: Callable[..., Any]) -> Iterator[None]:
+    """A context in which modules are imported ``asleep``: there is much code in them, which knows nothing of calls."""
+
+    def sleeping(own: Callable[..., Any]) -> Callable[..., Any]:
+        def imported(name: str, *args: Any, **kwargs: Any) -> Any:
+            is_new = name not in sys.modules
+            return asleep(lambda: own(name, *args, **kwargs)) if is_new else own(name, *args, **kwargs)
+
+        return in_this_thread(imported, own)
+
+    statement, function = sleeping(builtins.__import__), sleeping(importlib.import_module)
+    with patched(builtins, {"__import__": statement}), patched(importlib, {"import_module": function}):
+        yield
 
 
 @dataclass(eq=False)
@@ -99,6 +118,16 @@ class _Monitor:
     _own: dict[CodeType, frozenset[int]] = field(default_factory=dict)
     _others: set[CodeType] = field(default_factory=set)
     _calls: dict[FrameType, Trace] = field(default_factory=dict)
+
+    def off(self, run: Callable[..., Any]) -> Any:
+        """``run()``, without a look at the functions that it calls."""
+        if self.events._sleeping:
+            return run()
+        _MONITORING.set_events(self.tool, 0)
+        try:
+            return self.events.asleep(run)
+        finally:
+            _MONITORING.set_events(self.tool, _begun())
 
     def begin(self) -> None:
         names = _MONITORING.events
@@ -117,7 +146,7 @@ class _Monitor:
         for event, function in tell.items():
             _MONITORING.register_callback(self.tool, event, function)
         _MONITORING.restart_events()  # an earlier context may have turned some off
-        _MONITORING.set_events(self.tool, names.PY_START | names.PY_RESUME | names.PY_THROW | names.PY_UNWIND)
+        _MONITORING.set_events(self.tool, _begun())
 
     def end(self) -> None:
         _MONITORING.set_events(self.tool, 0)
@@ -209,6 +238,13 @@ class _Monitor:
     def _called(self, code: CodeType, offset: int, function: Any, first: Any) -> None:
         if self.events.watch is not None and not self._silent():
             self.events.watch(sys._getframe(1), "c_return", function)
+
+
+def _begun() -> int:
+    """The events of all code."""
+    names = _MONITORING.events
+    found: int = names.PY_START | names.PY_RESUME | names.PY_THROW | names.PY_UNWIND
+    return found
 
 
 _OF_C = type(len)

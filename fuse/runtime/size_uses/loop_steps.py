@@ -36,6 +36,9 @@ from fuse.runtime.size_uses.inlined_displays import Display, displays_of
 from fuse.runtime.size_uses.loop_variables import CodeLoop, loops_of
 from fuse.runtime.size_uses.python_values import is_recorded, look
 
+MOST_LOOKS = 1_000_000
+"""Most instructions and objects that are looked at, which takes about a second. A loop of 12,000 steps has so many."""
+
 _DISPLAYS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
@@ -170,10 +173,19 @@ class LoopSteps:
         self._running: list[_Running] = []
         self._suspended: dict[FrameType, _Running] = {}
         self._nested: dict[CodeType, list[_Steps]] = {}
+        self._left = MOST_LOOKS
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether there was too much to look at, so that not all is known."""
+        return self._left < 0
+
+    def _spend(self, count: int) -> None:
+        self._left -= count
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         """A function begins, or a generator goes on."""
-        if event != "call" or not self._is_own(frame):
+        if event != "call" or self.gave_up or not self._is_own(frame):
             return None
         running = self._suspended.pop(frame, None)
         if running is None:
@@ -197,12 +209,13 @@ class LoopSteps:
         place = code.co_name, code.co_firstlineno
         caller = self._running[-1] if self._running else None
         arguments = dict(frame.f_locals)
-        looks = {name: look(one) for name, one in arguments.items()}
+        looks = {name: look(one, self._spend) for name, one in arguments.items()}
         if caller is not None and frame.f_back is caller.frame:
             steps = caller.calls.setdefault(code, _Steps((*place, "called"), after=tuple(arguments)))
             steps.left = arguments
             shared = _shared(caller.frame)
-            steps.begin({**looks, **{f"{name} of the caller": look(one) for name, one in shared.items()}})
+            around = {f"{name} of the caller": look(one, self._spend) for name, one in shared.items()}
+            steps.begin({**looks, **around})
             running.called = steps
         nested = self._nested.setdefault(code, [])
         nested.append(nested[-1] if nested else _Steps((*place, "within itself")))
@@ -213,6 +226,7 @@ class LoopSteps:
         if running is None or running.frame is not frame:
             return None
         if event == "opcode":
+            self._left -= 1
             if (offset := frame.f_lasti) in running.looked_at:
                 self._arrive(running, offset)
         elif event == "return":
@@ -233,7 +247,7 @@ class LoopSteps:
             if not running.inside or running.inside[-1].body is not loop.body:
                 place = running.frame.f_code.co_name, running.frame.f_code.co_firstlineno, offset
                 running.inside.append(_Steps(place, offset, loop.body, loop.after, loop.display))
-            running.inside[-1].begin(_looks(running.frame, loop))
+            running.inside[-1].begin(self._looks(running.frame, loop))
         if (index := running.indices.get(offset)) is not None:
             of = running.frame.f_locals.get(index[0])
             if isinstance(of, (list, tuple)):
@@ -267,7 +281,7 @@ class LoopSteps:
             running.called.path = running.path
             running.called.differ |= not is_recorded(result)
         if caller is not None:
-            caller.go(hash((id(code), running.path, _look_at_owner(frame))))
+            caller.go(hash((id(code), running.path, self._look_at_owner(frame))))
 
     def _leave_loops(self, running: _Running) -> None:
         self._end_calls(running)
@@ -277,7 +291,7 @@ class LoopSteps:
     def _leave(self, running: _Running, steps: _Steps, last: int) -> None:
         """A loop has ended, with the ``last`` instruction."""
         if last != steps.start:  # within a step
-            steps.begin(_looks(running.frame, running.loops[steps.start]))
+            steps.begin(self._looks(running.frame, running.loops[steps.start]))
         steps.left = running.frame.f_locals
         self._judge(steps)
         running.go(steps.summary())
@@ -293,6 +307,19 @@ class LoopSteps:
             if not is_recorded(running.frame.f_locals.get(steps.display.variable)):
                 self._note(steps.place, RESULT, steps.count, False)
 
+    def _looks(self, frame: FrameType, loop: CodeLoop) -> dict[str, Any]:
+        """The values that a step of a loop may receive, as they are now."""
+        values, known = frame.f_locals, counters(frame.f_code)
+        names = (name for name in (*loop.within, *loop.after) if name not in known)
+        found = {name: look(values.get(name), self._spend) for name in names}
+        return {**found, **{name: look(one, self._spend) for name, one in _shared(frame).items()}}
+
+    def _look_at_owner(self, frame: FrameType) -> Hashable:
+        """The first argument as it is now, if it is an object that may have changed; numbers of steps never do."""
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        return look(owner, self._spend) if attributes_of(owner) is not None and not isinstance(owner, int) else None
+
     def _end_calls(self, running: _Running) -> None:
         """The function of C has ended that called."""
         for steps in running.calls.values():
@@ -305,14 +332,6 @@ class LoopSteps:
             self._note(steps.place, what, steps.count, recorded)
 
 
-def _looks(frame: FrameType, loop: CodeLoop) -> dict[str, Any]:
-    """The values that a step of a loop may receive, as they are now."""
-    values, known = frame.f_locals, counters(frame.f_code)
-    names = (name for name in (*loop.within, *loop.after) if name not in known)
-    found = {name: look(values.get(name)) for name in names}
-    return {**found, **{name: look(one) for name, one in _shared(frame).items()}}
-
-
 def _shared(frame: FrameType) -> dict[str, Any]:
     """The values that code shares with other code: variables of closures, and globals."""
     code, values = frame.f_code, frame.f_locals
@@ -322,13 +341,6 @@ def _shared(frame: FrameType) -> dict[str, Any]:
         if not isinstance(value, (type, ModuleType, BuiltinFunctionType)):
             found[name] = value
     return found
-
-
-def _look_at_owner(frame: FrameType) -> Hashable:
-    """The first argument as it is now, if it is an object that may have changed; numbers of steps never do."""
-    code = frame.f_code
-    owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-    return look(owner) if attributes_of(owner) is not None and not isinstance(owner, int) else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ iter(x), (f(t) for ...)  may have moved: they are unlike at each look
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -25,6 +25,9 @@ from fuse.runtime.size_uses.watched_integers import WatchedInteger, symbolic
 MOST = 2000
 """Objects that are looked at, of those that a value holds. A value that holds more counts as changed."""
 
+CHEAP = 16
+"""Numbers and texts of a list that take as long as another object."""
+
 _TENSORS = "tensors"
 _PLAIN = (bool, str, bytes, float, complex, torch.dtype, torch.device, type(None))
 _NUMBERS = frozenset({int, float, bool, str, type(None)})
@@ -32,8 +35,9 @@ _LISTS = (list, tuple, deque)
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
-def look(value: Any) -> Any:
-    """A value as it is now: equal to an earlier look if nothing but tensors changed.
+def look(value: Any, spend: Callable[[int], object] | None = None) -> Any:
+    """A value as it is now: equal to an earlier look if nothing but tensors changed. ``spend`` gets the number of
+    objects that were looked at.
 
     >>> look([torch.ones(1)]) == look([torch.zeros(2), torch.ones(3)]), look([1]) == look([1, 1])
     (True, False)
@@ -44,16 +48,22 @@ def look(value: Any) -> Any:
     (False, False)
     """
     kind = type(value)
-    return (kind, value) if kind in _NUMBERS else _Look().at(value)
+    if kind in _NUMBERS:
+        return kind, value
+    one = _Look()
+    found = one.at(value)
+    if spend is not None:
+        spend(MOST - one.left)
+    return found
 
 
 class _Look:
     def __init__(self) -> None:
-        self._left = MOST
+        self.left = MOST
         self._above: set[int] = set()
 
     def at(self, value: Any) -> Any:
-        self._left -= 1
+        self.left -= 1
         kind = type(value)  # classes of users may answer ``isinstance`` by code of their own
         if kind is Number or issubclass(kind, Tensor):
             return _TENSORS
@@ -65,7 +75,7 @@ class _Look:
             return int, int.__index__(value)
         if issubclass(kind, (type, BuiltinFunctionType, ModuleType)):
             return id(value)
-        if self._left < 0 or issubclass(kind, Iterator):
+        if self.left < 0 or issubclass(kind, Iterator):
             return object()
         if id(value) in self._above:  # it holds itself
             return None
@@ -93,6 +103,7 @@ class _Look:
         if kinds and all(issubclass(kind, Tensor) for kind in kinds):
             return _TENSORS
         if kinds <= _NUMBERS:
+            self.left -= len(values) // CHEAP
             return tuple(kinds), tuple(values)
         looks = tuple(map(self.at, values))
         nothing = type(None), None

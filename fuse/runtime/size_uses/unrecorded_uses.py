@@ -169,6 +169,8 @@ def recording_uses(
             yield told
     finally:
         steps.end()
+        if steps.gave_up:
+            refuse("there is too much Python code to be watched")
         running.clear()
         for of, added in given.values():
             for name, one in added.items():

@@ -32,7 +32,7 @@ class Unlike:
 
 
 UNKNOWN = Unlike(("unknown",), "unknown", 0)
-"""Nobody watched a call."""
+"""Nobody watched a call, or there was too much to look at."""
 
 
 def loops_watched() -> AbstractContextManager[None]:
@@ -67,6 +67,6 @@ class _Loops:
         if what != RESULT:
             self._unlike[Unlike(place, what, count)] = None
 
-    def _found(self) -> tuple[Unlike, ...]:
+    def _found(self) -> tuple[Unlike, ...] | None:
         self._steps.end()
-        return tuple(self._unlike)
+        return None if self._steps.gave_up else tuple(self._unlike)
