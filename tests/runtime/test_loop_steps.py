@@ -431,6 +431,13 @@ def test_models_with_too_much_to_look_at_are_right_at_every_length(monkeypatch: 
     assert recaptured(Model(with_generators), LENGTHS[:6], 2, 3) == 5
 
 
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize("name", ["_note_call", "_arrive", "_return", "_judge"])
+def test_a_fault_has_models_captured_at_each_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_steps.LoopSteps, name, lambda *_: {}[name])
+    assert recaptured(Model(with_generators), LENGTHS[:6], 2, 3) == 5
+
+
 def refused(*_: Any) -> Any:
     raise AssertionError("code of a user's class ran")
 

@@ -177,29 +177,43 @@ class LoopSteps:
 
     @property
     def gave_up(self) -> bool:
-        """Whether there was too much to look at, so that not all is known."""
+        """Whether not all is known, because there was too much to look at, or because of a fault."""
         return self._left < 0
 
     def _spend(self, count: int) -> None:
         self._left -= count
 
+    def _give_up(self) -> None:
+        """Look at nothing more."""
+        self._left = -1
+
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         """A function begins, or a generator goes on."""
         if event != "call" or self.gave_up or not self._is_own(frame):
             return None
+        try:
+            self._begin(frame)
+        except Exception:  # a fault in fuse must not reach the user
+            self._give_up()
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._go_on
+
+    def _begin(self, frame: FrameType) -> None:
         running = self._suspended.pop(frame, None)
         if running is None:
             code = frame.f_code
             running = _Running(frame, loops_of(code), constant_indices(code), looked_at(code))
             self._note_call(running)
         self._running.append(running)
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._go_on
 
     def end(self) -> None:
         """The code that was watched has ended."""
-        for running in (*reversed(self._running), *self._suspended.values()):
-            self._leave_loops(running)
+        try:
+            for running in (*reversed(self._running), *self._suspended.values()):
+                self._leave_loops(running)
+        except Exception:  # as above
+            self._give_up()
         self._running.clear()
         self._suspended.clear()
 
@@ -223,15 +237,18 @@ class LoopSteps:
 
     def _go_on(self, frame: FrameType, event: str, arg: Any) -> Any:
         running = self._running[-1] if self._running else None
-        if running is None or running.frame is not frame:
+        if running is None or running.frame is not frame or self.gave_up:
             return None
-        if event == "opcode":
-            self._left -= 1
-            if (offset := frame.f_lasti) in running.looked_at:
-                self._arrive(running, offset)
-        elif event == "return":
-            self._running.pop()
-            self._return(running, arg)
+        try:
+            if event == "opcode":
+                self._left -= 1
+                if (offset := frame.f_lasti) in running.looked_at:
+                    self._arrive(running, offset)
+            elif event == "return":
+                self._running.pop()
+                self._return(running, arg)
+        except Exception:  # as above
+            self._give_up()
         return self._go_on
 
     def _arrive(self, running: _Running, offset: int) -> None:

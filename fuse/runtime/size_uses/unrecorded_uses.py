@@ -170,7 +170,7 @@ def recording_uses(
     finally:
         steps.end()
         if steps.gave_up:
-            refuse("there is too much Python code to be watched")
+            refuse("its Python code could not be watched")
         running.clear()
         for of, added in given.values():
             for name, one in added.items():
