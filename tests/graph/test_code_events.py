@@ -153,6 +153,33 @@ def test_nothing_is_told_where_a_debugger_is_active() -> None:
     assert not told
 
 
+def test_a_trace_function_that_the_code_sets_is_kept() -> None:
+    tracing = sys.gettrace()
+    mine: Any = lambda frame, event, arg: None  # noqa: E731 - it has one identity
+    with telling(noting([])) as events:
+        assert events is not None
+        sys.settrace(mine)
+        events.asleep(double, 1)
+        assert sys.gettrace() is mine
+    kept = sys.gettrace()
+    sys.settrace(tracing)
+    assert kept is mine
+
+
+def test_who_wants_to_know_nothing_more_is_told_nothing_more() -> None:
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += 1
+        frame.f_trace_opcodes = False
+
+    with telling(Events(trace, looked_at, lambda frame: frame.f_code in OWN)):
+        for _ in range(5):
+            total(3, [])
+    assert count < 80
+
+
 @pytest.mark.parametrize("how", ["import fresh_{}", "importlib.import_module('fresh_{}')", "from fresh_{} import n"])
 def test_nothing_is_told_of_modules_that_are_imported(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fuse
 from fuse.graph.capture import capture
-from fuse.runtime.size_uses import loop_steps
+from fuse.runtime.size_uses import loop_steps, unrecorded_uses, watched_loops
 from fuse.runtime.size_uses.loop_variables import loops_of
 from fuse.runtime.size_uses.python_values import is_recorded, look
 from fuse.runtime.size_uses.watched_loops import loops_watched
@@ -414,20 +415,20 @@ def test_variables_that_pass_from_step_to_step_are_known() -> None:
     assert "t" in loop.within
 
 
-def test_code_with_too_much_to_look_at_is_captured_at_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_steps, "MOST_LOOKS", 100)
+def test_only_so_much_of_a_capture_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_loops, "MOST", 100)
     model, x = Model(with_generators), torch.randn(20, 3)
     with loops_watched():
         graph = capture(model, (x,))
     assert graph.meta["signature"].watched is None
-    monkeypatch.setattr(loop_steps, "MOST_LOOKS", 100_000)
+    monkeypatch.setattr(watched_loops, "MOST", 100_000)
     with loops_watched():
         assert capture(model, (x,)).meta["signature"].watched == ()
 
 
 @pytest.mark.usefixtures("captures")
 def test_models_with_too_much_to_look_at_are_right_at_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_steps, "MOST_LOOKS", 100)
+    monkeypatch.setattr(unrecorded_uses, "MOST", 100)
     assert recaptured(Model(with_generators), LENGTHS[:6], 2, 3) == 5
 
 
@@ -436,6 +437,26 @@ def test_models_with_too_much_to_look_at_are_right_at_every_length(monkeypatch: 
 def test_a_fault_has_models_captured_at_each_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_steps.LoopSteps, name, lambda *_: {}[name])
     assert recaptured(Model(with_generators), LENGTHS[:6], 2, 3) == 5
+
+
+class Below:
+    def __init__(self, below: Any = None) -> None:
+        self.below = below
+
+
+def test_large_attributes_do_not_keep_lengths_from_sharing_graphs() -> None:
+    model = Model(with_generators)
+    model.words = {f"w{n}": n for n in range(50_000)}
+    assert recaptured(model, LENGTHS, 2, 3) <= 3
+
+
+def test_an_attribute_of_any_depth_is_no_reason_to_run_eager() -> None:
+    model, x = Model(with_generators), torch.randn(20, 3)
+    model.root = functools.reduce(lambda below, _: Below(below), range(300), Below())
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+    assert not fused.last_run.fallbacks
 
 
 def refused(*_: Any) -> Any:
@@ -452,6 +473,12 @@ class Table(dict[str, int]):
     __hash__ = None  # type: ignore[assignment]  # as a dictionary's
 
 
+class Text(str):
+    __eq__ = __str__ = refused
+    __hash__ = str.__hash__
+    __slots__ = ()
+
+
 class Lazy:
     __class__ = property(refused)
     __getattr__ = refused
@@ -460,7 +487,10 @@ class Lazy:
         vars(self)["n"] = 3
 
 
-@pytest.mark.parametrize("make", [lambda: Row([1, 2]), lambda: Table(n=3), Lazy], ids=["list", "dictionary", "object"])
+MAKE = {"list": lambda: Row([1, 2]), "dictionary": lambda: Table(n=3), "object": Lazy, "text": lambda: Text("a")}
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_look_runs_no_code_of_a_users_class(make: Callable[[], Any]) -> None:
     first, second = make(), make()
     assert look([first]) == look([second])

@@ -30,7 +30,7 @@ _MONITORING: Any = getattr(sys, "monitoring", None)
 _TOOLS = (4, 3, 5, 2)
 """Numbers of tools that debuggers and coverage do not use."""
 _QUIET = ("fuse.", "torch.utils.", "torch._ops", "torch._subclasses.", "torch._library.", "torch.fx.")
-"""Code of these modules does not run the user's code, or only within an operator."""
+"""Nobody is told of calls by code of these modules; most of it runs within operators only."""
 
 
 @dataclass(eq=False)
@@ -54,17 +54,20 @@ class Events:
 
     def asleep(self, run: Callable[..., Any], *args: Any) -> Any:
         """``run(*args)``, of which nothing is told."""
-        self._sleeping += 1
-        if _MONITORING is None and self._sleeping == 1:
-            sys.settrace(None)
-            sys.setprofile(None)
+        if _MONITORING is not None:
+            self._sleeping += 1
+            try:
+                return run(*args)
+            finally:
+                self._sleeping -= 1
+        trace, watch = sys.gettrace(), sys.getprofile()  # the code may have begun a debugger
+        sys.settrace(None)
+        sys.setprofile(None)
         try:
             return run(*args)
         finally:
-            self._sleeping -= 1
-            if _MONITORING is None and not self._sleeping:
-                sys.setprofile(self.watch)
-                sys.settrace(self.trace)
+            sys.setprofile(watch)
+            sys.settrace(trace)
 
 
 @contextlib.contextmanager
@@ -80,8 +83,10 @@ def telling(events: Events) -> Iterator[Events | None]:
             try:
                 yield events
             finally:
-                sys.settrace(None)
-                sys.setprofile(None)
+                if sys.gettrace() == events.trace:
+                    sys.settrace(None)
+                if sys.getprofile() == events.watch:
+                    sys.setprofile(None)
     else:
         monitor = _Monitor(events, tool)
         with _imports(monitor.off):
@@ -145,7 +150,7 @@ class _Monitor:
         _MONITORING.use_tool_id(self.tool, "fuse")
         for event, function in tell.items():
             _MONITORING.register_callback(self.tool, event, function)
-        _MONITORING.restart_events()  # an earlier context may have turned some off
+        _MONITORING.restart_events()  # earlier contexts turned some off; other tools turn theirs off again
         _MONITORING.set_events(self.tool, _begun())
 
     def end(self) -> None:
@@ -173,8 +178,8 @@ class _Monitor:
                 return None
             if not self._know(code, frame):
                 return _MONITORING.DISABLE
-        if not self._silent():
-            self._begin(code, sys._getframe(1))
+        if not self._silent() and not self._begin(code, sys._getframe(1)):
+            return _MONITORING.DISABLE
         return None
 
     def _know(self, code: CodeType, frame: FrameType) -> bool:
@@ -192,11 +197,14 @@ class _Monitor:
             return False
         return True
 
-    def _begin(self, code: CodeType, frame: FrameType) -> None:
-        if code in self._own and (local := self.events.trace(frame, "call", None)) is not None:
+    def _begin(self, code: CodeType, frame: FrameType) -> bool:
+        """Tell a call; False if nobody wants to know of such calls."""
+        local = self.events.trace(frame, "call", None) if code in self._own else None
+        if local is not None:
             self._calls[frame] = local
         if self.events.watch is not None:
             self.events.watch(frame, "call", None)
+        return local is not None or self.events.watch is not None
 
     def _throw(self, code: CodeType, offset: int, error: BaseException) -> None:
         if not self._silent() and (code in self._own or code in self._others):
@@ -207,8 +215,8 @@ class _Monitor:
             return _MONITORING.DISABLE
         if not self._silent():
             frame = sys._getframe(1)
-            if (local := self._calls.get(frame)) is not None:
-                local(frame, "opcode", None)
+            if (local := self._calls.get(frame)) is not None and local(frame, "opcode", None) is None:
+                return _MONITORING.DISABLE  # it wants to know nothing more
         return None
 
     def _return(self, code: CodeType, offset: int, value: Any) -> None:
@@ -248,4 +256,4 @@ def _begun() -> int:
 
 
 _OF_C = type(len)
-"""The class of functions and bound methods of C, subclasses of which are C++ extensions' own."""
+"""The class of functions of C."""

@@ -15,8 +15,8 @@ it is like steps before it.
 
 ``forward`` is followed at few steps. So captures are watched as well (:mod:`fuse.runtime.size_uses.watched_loops`).
 
-Calls by functions of C (``map``, ``reduce``), and of a function by itself, count as steps. A trace function sees each
-instruction of the code, which tells the paths.
+Calls by functions of C (``map``, ``reduce``), and of a function by itself, count as steps. The instructions of the code
+tell the paths (:mod:`fuse.graph.recording.code_events`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
@@ -36,9 +37,8 @@ from fuse.runtime.size_uses.inlined_displays import Display, displays_of
 from fuse.runtime.size_uses.loop_variables import CodeLoop, loops_of
 from fuse.runtime.size_uses.python_values import is_recorded, look
 
-MOST_LOOKS = 1_000_000
-"""Most instructions and objects that are looked at, which takes about a second. A loop of 12,000 steps has so many."""
-
+STEP, CALL = 20, 10
+"""About how many microseconds a step of a loop, and a call, take."""
 _DISPLAYS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
@@ -155,12 +155,14 @@ class _Running:
 
 
 class LoopSteps:
-    """The trace function that watches the loops of one thread.
+    """Watches the loops of one thread; ``trace`` is told of its code.
 
     Args:
         is_own: whether the code of a frame is the user's.
         note: called for whatever differs between the steps of a loop.
         reaches: gets the length of a list and a number: code finds out whether the list has so many elements.
+        most: about how many microseconds it may take; beyond, it gives up.
+        largest: of lists and dictionaries with more entries, only the number of these is looked at.
     """
 
     def __init__(
@@ -168,12 +170,14 @@ class LoopSteps:
         is_own: Callable[[FrameType], bool],
         note: Note,
         reaches: Callable[[int, int], None],
+        most: int,
+        largest: int | None = None,
     ) -> None:
         self._is_own, self._note, self._reaches = is_own, note, reaches
         self._running: list[_Running] = []
         self._suspended: dict[FrameType, _Running] = {}
         self._nested: dict[CodeType, list[_Steps]] = {}
-        self._left = MOST_LOOKS
+        self._left, self._largest = most, largest
 
     @property
     def gave_up(self) -> bool:
@@ -182,6 +186,9 @@ class LoopSteps:
 
     def _spend(self, count: int) -> None:
         self._left -= count
+
+    def _look(self, value: Any) -> Any:
+        return look(value, self._spend, self._largest)
 
     def _give_up(self) -> None:
         """Look at nothing more."""
@@ -196,7 +203,8 @@ class LoopSteps:
         except Exception:  # a fault in fuse must not reach the user
             self._give_up()
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if sys.gettrace() is not None:  # from Python 3.12 on, nobody but debuggers needs that
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._go_on
 
     def _begin(self, frame: FrameType) -> None:
@@ -222,13 +230,14 @@ class LoopSteps:
         code, frame = running.frame.f_code, running.frame
         place = code.co_name, code.co_firstlineno
         caller = self._running[-1] if self._running else None
+        self._spend(CALL)
         arguments = dict(frame.f_locals)
-        looks = {name: look(one, self._spend) for name, one in arguments.items()}
+        looks = {name: self._look(one) for name, one in arguments.items()}
         if caller is not None and frame.f_back is caller.frame:
             steps = caller.calls.setdefault(code, _Steps((*place, "called"), after=tuple(arguments)))
             steps.left = arguments
             shared = _shared(caller.frame)
-            around = {f"{name} of the caller": look(one, self._spend) for name, one in shared.items()}
+            around = {f"{name} of the caller": self._look(one) for name, one in shared.items()}
             steps.begin({**looks, **around})
             running.called = steps
         nested = self._nested.setdefault(code, [])
@@ -236,9 +245,12 @@ class LoopSteps:
         nested[-1].begin(looks)
 
     def _go_on(self, frame: FrameType, event: str, arg: Any) -> Any:
-        running = self._running[-1] if self._running else None
-        if running is None or running.frame is not frame or self.gave_up:
+        if self._left < 0:
+            frame.f_trace_opcodes = False
             return None
+        running = self._running[-1] if self._running else None
+        if running is None or running.frame is not frame:
+            return self._go_on
         try:
             if event == "opcode":
                 self._left -= 1
@@ -326,16 +338,17 @@ class LoopSteps:
 
     def _looks(self, frame: FrameType, loop: CodeLoop) -> dict[str, Any]:
         """The values that a step of a loop may receive, as they are now."""
+        self._spend(STEP)
         values, known = frame.f_locals, counters(frame.f_code)
         names = (name for name in (*loop.within, *loop.after) if name not in known)
-        found = {name: look(values.get(name), self._spend) for name in names}
-        return {**found, **{name: look(one, self._spend) for name, one in _shared(frame).items()}}
+        found = {name: self._look(values.get(name)) for name in names}
+        return {**found, **{name: self._look(one) for name, one in _shared(frame).items()}}
 
     def _look_at_owner(self, frame: FrameType) -> Hashable:
         """The first argument as it is now, if it is an object that may have changed; numbers of steps never do."""
         code = frame.f_code
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        return look(owner, self._spend) if attributes_of(owner) is not None and not isinstance(owner, int) else None
+        return self._look(owner) if attributes_of(owner) is not None and not isinstance(owner, int) else None
 
     def _end_calls(self, running: _Running) -> None:
         """The function of C has ended that called."""

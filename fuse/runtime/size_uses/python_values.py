@@ -29,15 +29,17 @@ CHEAP = 16
 """Numbers and texts of a list that take as long as another object."""
 
 _TENSORS = "tensors"
-_PLAIN = (bool, str, bytes, float, complex, torch.dtype, torch.device, type(None))
+_PLAIN = frozenset({bool, str, bytes, float, complex, torch.dtype, torch.device, type(None)})
+_SUBCLASSED = (str, bytes, float, complex)
 _NUMBERS = frozenset({int, float, bool, str, type(None)})
 _LISTS = (list, tuple, deque)
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
-def look(value: Any, spend: Callable[[int], object] | None = None) -> Any:
+def look(value: Any, spend: Callable[[int], object] | None = None, largest: int | None = None) -> Any:
     """A value as it is now: equal to an earlier look if nothing but tensors changed. ``spend`` gets the number of
-    objects that were looked at.
+    objects that were looked at. Of lists and dictionaries with more than ``largest`` entries, tensors apart, only the
+    number of these is looked at.
 
     >>> look([torch.ones(1)]) == look([torch.zeros(2), torch.ones(3)]), look([1]) == look([1, 1])
     (True, False)
@@ -50,7 +52,7 @@ def look(value: Any, spend: Callable[[int], object] | None = None) -> Any:
     kind = type(value)
     if kind in _NUMBERS:
         return kind, value
-    one = _Look()
+    one = _Look(largest)
     found = one.at(value)
     if spend is not None:
         spend(MOST - one.left)
@@ -58,8 +60,8 @@ def look(value: Any, spend: Callable[[int], object] | None = None) -> Any:
 
 
 class _Look:
-    def __init__(self) -> None:
-        self.left = MOST
+    def __init__(self, largest: int | None) -> None:
+        self.left, self._largest = MOST, largest
         self._above: set[int] = set()
 
     def at(self, value: Any) -> Any:
@@ -69,8 +71,10 @@ class _Look:
             return _TENSORS
         if issubclass(kind, Extent) or kind is WatchedInteger:
             return symbolic(value).terms
-        if issubclass(kind, _PLAIN):
+        if kind in _PLAIN:
             return kind, value
+        if (plain := next((base for base in _SUBCLASSED if issubclass(kind, base)), None)) is not None:
+            return kind, getattr(plain, "__getnewargs__")(value)  # noqa: B009 - mypy does not know that all have it
         if issubclass(kind, int):
             return int, int.__index__(value)
         if issubclass(kind, (type, BuiltinFunctionType, ModuleType)):
@@ -85,6 +89,8 @@ class _Look:
         return found
 
     def _inside(self, kind: type, value: Any) -> Any:
+        if self._largest is not None and (size := _size_without_tensors(value)) > self._largest:
+            return id(value), size
         if (entries := entries_of(value)) is not None:
             return self._entries(entries)
         if issubclass(kind, dict):
@@ -109,6 +115,16 @@ class _Look:
         nothing = type(None), None
         of_tensors = all(one in (_TENSORS, nothing) for one in looks) and _TENSORS in looks
         return _TENSORS if of_tensors else looks
+
+
+def _size_without_tensors(value: Any) -> int:
+    """The number of entries of a list, a dictionary or the like whose first entry is no tensor, without code of users;
+    0 for other values."""
+    for base in (*_LISTS, dict, set, frozenset):
+        if issubclass(type(value), base):
+            first = next(iter(dict.values(value)) if base is dict else base.__iter__(value), None)
+            return 0 if issubclass(type(first), Tensor) else base.__len__(value)
+    return 0
 
 
 def entries_of(value: Any) -> Sequence[Any] | None:

@@ -70,6 +70,8 @@ _CALLING = frozenset(
     }
 )
 """Modules of Python's library that read no numbers by themselves."""
+MOST = 10_000_000
+"""About how many microseconds it may take to look at the steps of loops."""
 _HOOKING = "_push_saved_tensors_default_hooks"
 
 
@@ -159,7 +161,7 @@ def recording_uses(
         known = known_code.get(frame.f_code)
         return not (is_known(frame) if known is None else known)
 
-    steps = LoopSteps(is_own, steps_differ, reaches)
+    steps = LoopSteps(is_own, steps_differ, reaches, MOST)
     try:
         recorded = {name: _recording(own) for name, own in _MATH.items()}
         events = Events(steps.trace, looked_at, is_own, watch)

@@ -31,8 +31,10 @@ class Unlike:
     count: int
 
 
-UNKNOWN = Unlike(("unknown",), "unknown", 0)
-"""Nobody watched a call, or there was too much to look at."""
+MOST = 1_000_000
+"""About how many microseconds watching a capture may take: as many as a loop of 9,000 steps needs."""
+LARGEST = 256
+"""Lists and dictionaries with more entries are not looked at one by one: a vocabulary takes a millisecond a step."""
 
 
 def loops_watched() -> AbstractContextManager[None]:
@@ -41,8 +43,9 @@ def loops_watched() -> AbstractContextManager[None]:
 
 
 def unlike_steps(found: Any) -> Collection[Unlike]:
-    """What differs between the steps of loops, as the watch of a capture found it."""
-    return (UNKNOWN,) if found is None else found
+    """What differs between the steps of loops, as the watch of a capture found it. If nobody watched it, or there was
+    too much to look at, only the followed steps tell what differs."""
+    return found or ()
 
 
 class _Loops:
@@ -51,7 +54,7 @@ class _Loops:
     def __init__(self) -> None:
         self._known: dict[CodeType, bool] = {}
         self._unlike: dict[Unlike, None] = {}
-        self._steps = LoopSteps(self._is_own, self._note, lambda length, number: None)
+        self._steps = LoopSteps(self._is_own, self._note, lambda length, number: None, MOST, LARGEST)
 
     def code(self) -> WatchedCode:
         """The code of a capture, of which is found what differs between the steps."""
