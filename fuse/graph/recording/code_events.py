@@ -134,9 +134,11 @@ class _Monitor:
         finally:
             _MONITORING.set_events(self.tool, _begun())
 
-    def begin(self) -> None:
+    def _callbacks(self) -> dict[int, Callable[..., Any]]:
+        """The methods that are called for events."""
         names = _MONITORING.events
-        tell = {
+        of_calls = {names.CALL: self._call, names.C_RETURN: self._called, names.C_RAISE: self._called}
+        return {
             names.PY_START: self._start,
             names.PY_RESUME: self._start,
             names.PY_THROW: self._throw,
@@ -144,11 +146,12 @@ class _Monitor:
             names.PY_RETURN: self._return,
             names.PY_YIELD: self._return,
             names.PY_UNWIND: self._unwind,
+            **(of_calls if self.events.watch is not None else {}),
         }
-        if self.events.watch is not None:
-            tell |= {names.CALL: self._call, names.C_RETURN: self._called, names.C_RAISE: self._called}
+
+    def begin(self) -> None:
         _MONITORING.use_tool_id(self.tool, "fuse")
-        for event, function in tell.items():
+        for event, function in self._callbacks().items():
             _MONITORING.register_callback(self.tool, event, function)
         _MONITORING.restart_events()  # earlier contexts turned some off; other tools turn theirs off again
         _MONITORING.set_events(self.tool, _begun())
@@ -157,10 +160,7 @@ class _Monitor:
         _MONITORING.set_events(self.tool, 0)
         for code in (*self._own, *self._others):
             _MONITORING.set_local_events(self.tool, code, 0)
-        names = _MONITORING.events
-        for event in (names.PY_START, names.PY_RESUME, names.PY_THROW, names.INSTRUCTION, names.PY_RETURN):
-            _MONITORING.register_callback(self.tool, event, None)
-        for event in (names.PY_YIELD, names.PY_UNWIND, names.CALL, names.C_RETURN, names.C_RAISE):
+        for event in self._callbacks():
             _MONITORING.register_callback(self.tool, event, None)
         _MONITORING.free_tool_id(self.tool)
         self._calls.clear()

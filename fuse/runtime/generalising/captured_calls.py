@@ -16,7 +16,7 @@ from fuse.kernel.sizes.region_text import Numbers
 from fuse.runtime.autograd.training_of_loss import TrainingOfLoss
 from fuse.runtime.programs.program import Program
 from fuse.runtime.resizing.resized import arguments_in, spelled_graphs
-from fuse.runtime.size_uses.watched_loops import Unlike, unlike_steps
+from fuse.runtime.size_uses.watched_loops import StepDifference, step_differences
 from fuse.runtime.variants.compiled import Compiled
 
 
@@ -55,10 +55,10 @@ class CapturedCall:
         return learning_of(self.graphs)
 
     @property
-    def unlike_steps(self) -> Collection[Unlike]:
-        """What differs between the steps of its loops."""
+    def step_differences(self) -> Collection[StepDifference]:
+        """Differences between the steps of its loops."""
         signature: Signature = self.graphs[0].meta["signature"]
-        return unlike_steps(signature.watched)
+        return step_differences(signature.watched)
 
     def of_expected_loss(self) -> CapturedCall | None:
         """The call with the loss that is expected of its kind now, which its own backward pass may have shown; None if

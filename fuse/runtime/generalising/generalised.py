@@ -59,7 +59,7 @@ from fuse.runtime.size_uses.forward_numbers import UNKNOWN, agreements, equal_nu
 from fuse.runtime.size_uses.loop_steps import Place
 from fuse.runtime.size_uses.probing_sizes import arguments_at, probe_sizes
 from fuse.runtime.size_uses.size_reads import NeedsWatching, size_conditions
-from fuse.runtime.size_uses.watched_loops import Unlike
+from fuse.runtime.size_uses.watched_loops import StepDifference
 
 FEWEST_RUNS = 2
 """Fewest runs of ``forward`` with symbolic sizes: at one choice of sizes, two numbers may be equal by chance."""
@@ -81,9 +81,9 @@ class Followed:
     counted: tuple[Hashable, ...]
     recorded: frozenset[tuple[Place, str]]
 
-    def tells(self, unlike: Collection[Unlike]) -> bool:
+    def tells(self, differences: Collection[StepDifference]) -> bool:
         """Whether it tells all that differs between the steps of a captured call's loops."""
-        rest = (one for one in unlike if (one.place, one.what) not in self.recorded)
+        rest = (one for one in differences if (one.place, one.what) not in self.recorded)
         return all((*one.place, one.count) in self.counted for one in rest)
 
 
@@ -333,7 +333,7 @@ class Generalised:
             sizes = self.sizes(one.numbers[: one.arguments])
             return sizes is not None and met(*sizes) and self.covers(sizes)
 
-        known = all(followed.tells(one.call.unlike_steps) for one in self.members)
+        known = all(followed.tells(one.call.step_differences) for one in self.members)
         agree = known and all(map(tells, self.members)) and not any(map(tells, self.others))
         self.followed, self.met = (followed, met) if agree else (None, None)
         return agree

@@ -45,7 +45,7 @@ _DISPLAYS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 Place = tuple[Hashable, ...]
 """Where a loop is: the name and the first line of its code, and the offset of its first instruction."""
 PATH, RESULT = "its path", "a result"
-"""What else differs between steps, beside values of variables."""
+"""Names of differences that are none of variables."""
 
 
 class Note(Protocol):
@@ -118,8 +118,8 @@ class _Steps:
         """A number that tells all paths."""
         return hash((self._all, self.path))
 
-    def unlike(self) -> Iterator[tuple[str, bool]]:
-        """What differs between steps, and whether symbolic sizes tell it."""
+    def differences(self) -> Iterator[tuple[str, bool]]:
+        """The names of differences between steps, and whether symbolic sizes tell each of them."""
         path, values = self._latest
         if self.differ:
             yield RESULT, False
@@ -358,7 +358,7 @@ class LoopSteps:
         running.calls.clear()
 
     def _judge(self, steps: _Steps) -> None:
-        for what, recorded in steps.unlike():
+        for what, recorded in steps.differences():
             self._note(steps.place, what, steps.count, recorded)
 
 

@@ -10,7 +10,7 @@ iter(x), (f(t) for ...)  may have moved: they are unlike at each look
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -30,9 +30,16 @@ CHEAP = 16
 
 _TENSORS = "tensors"
 _PLAIN = frozenset({bool, str, bytes, float, complex, torch.dtype, torch.device, type(None)})
-_SUBCLASSED = (str, bytes, float, complex)
+_SUBCLASSED: Mapping[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+    float: float.__float__,
+    complex: complex.__complex__,
+}
+"""Classes that users derive from, and what gives the plain value."""
 _NUMBERS = frozenset({int, float, bool, str, type(None)})
 _LISTS = (list, tuple, deque)
+_CONTAINERS: tuple[Any, ...] = (*_LISTS, dict, set, frozenset)
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -73,8 +80,9 @@ class _Look:
             return symbolic(value).terms
         if kind in _PLAIN:
             return kind, value
-        if (plain := next((base for base in _SUBCLASSED if issubclass(kind, base)), None)) is not None:
-            return kind, getattr(plain, "__getnewargs__")(value)  # noqa: B009 - mypy does not know that all have it
+        for base, plain in _SUBCLASSED.items():
+            if issubclass(kind, base):
+                return kind, plain(value)
         if issubclass(kind, int):
             return int, int.__index__(value)
         if issubclass(kind, (type, BuiltinFunctionType, ModuleType)):
@@ -89,20 +97,27 @@ class _Look:
         return found
 
     def _inside(self, kind: type, value: Any) -> Any:
-        if self._largest is not None and (size := _size_without_tensors(value)) > self._largest:
-            return id(value), size
-        if (entries := entries_of(value)) is not None:
-            return self._entries(entries)
-        if issubclass(kind, dict):
-            return self._entries([*dict.keys(value)]), self._entries([*dict.values(value)])
-        if issubclass(kind, (set, frozenset)):
-            return frozenset(map(self.at, (set if issubclass(kind, set) else frozenset).__iter__(value)))
+        for base in _CONTAINERS:
+            if issubclass(kind, base):
+                return self._contained(base, value)
         if kind is MethodType:
             return id(value.__func__), self.at(value.__self__)
         held = attributes_of(value) or {}
         own = {name: one for name, one in held.items() if name not in _OF_MODULES}
         is_one = issubclass(kind, (nn.Module, FunctionType)) or not held
         return id(value) if is_one else kind, self.at(own) if own else None
+
+    def _contained(self, base: Any, value: Any) -> Any:
+        """The entries of a list, a dictionary or the like, without code of users."""
+        size = base.__len__(value)
+        first = next(iter(dict.values(value)) if base is dict else base.__iter__(value), None)
+        if self._largest is not None and size > self._largest and not issubclass(type(first), Tensor):
+            return id(value), size
+        if base is dict:
+            return self._entries([*dict.keys(value)]), self._entries([*dict.values(value)])
+        if base in _LISTS:
+            return self._entries([*base.__iter__(value)])
+        return frozenset(map(self.at, base.__iter__(value)))
 
     def _entries(self, values: Sequence[Any]) -> Any:
         kinds = set(map(type, values))
@@ -117,28 +132,6 @@ class _Look:
         return _TENSORS if of_tensors else looks
 
 
-def _size_without_tensors(value: Any) -> int:
-    """The number of entries of a list, a dictionary or the like whose first entry is no tensor, without code of users;
-    0 for other values."""
-    for base in (*_LISTS, dict, set, frozenset):
-        if issubclass(type(value), base):
-            first = next(iter(dict.values(value)) if base is dict else base.__iter__(value), None)
-            return 0 if issubclass(type(first), Tensor) else base.__len__(value)
-    return 0
-
-
-def entries_of(value: Any) -> Sequence[Any] | None:
-    """The entries of a list or the like, without code of users; None for other values.
-
-    >>> entries_of((1, 2)), entries_of({1, 2})
-    ([1, 2], None)
-    """
-    for base in _LISTS:
-        if issubclass(type(value), base):
-            return [*base.__iter__(value)]
-    return None
-
-
 def is_recorded(value: Any) -> bool:
     """Whether a value is made of tensors and symbolic sizes only, whose uses are recorded.
 
@@ -146,8 +139,9 @@ def is_recorded(value: Any) -> bool:
     (True, False)
     """
     kind = type(value)
-    if (entries := entries_of(value)) is not None:
-        return all(map(is_recorded, entries))
+    for base in _LISTS:
+        if issubclass(kind, base):
+            return all(map(is_recorded, base.__iter__(value)))
     if issubclass(kind, dict):
         return all(type(one) is str for one in dict.keys(value)) and all(map(is_recorded, dict.values(value)))
     return value is None or issubclass(kind, (Tensor, Extent)) or kind in (WatchedInteger, Number)

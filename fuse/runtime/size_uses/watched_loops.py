@@ -1,4 +1,4 @@
-"""What differs between the steps of a captured call's loops. Captures are watched like followings (``loop_steps.py``).
+"""Differences between the steps of a captured call's loops. Captures are watched like followings (``loop_steps.py``).
 
     x [64], x [1000]     captured: between their steps, only the counter t differs
     x [70], x [130]      followed with symbolic sizes: t is symbolic after the loop, so it may differ
@@ -23,8 +23,8 @@ from fuse.runtime.size_uses.unrecorded_uses import is_known
 
 
 @dataclass(frozen=True)
-class Unlike:
-    """What differs between the steps of a loop, and the number of steps."""
+class StepDifference:
+    """A difference between steps of a loop: its place, the variable or path that differs, and the number of steps."""
 
     place: Place
     what: str
@@ -42,8 +42,8 @@ def loops_watched() -> AbstractContextManager[None]:
     return watched(lambda: _Loops().code())
 
 
-def unlike_steps(found: Any) -> Collection[Unlike]:
-    """What differs between the steps of loops, as the watch of a capture found it. If nobody watched it, or there was
+def step_differences(found: Any) -> Collection[StepDifference]:
+    """The differences between steps of loops that the watch of a capture found. If nobody watched it, or there was
     too much to look at, only the followed steps tell what differs."""
     return found or ()
 
@@ -53,11 +53,11 @@ class _Loops:
 
     def __init__(self) -> None:
         self._known: dict[CodeType, bool] = {}
-        self._unlike: dict[Unlike, None] = {}
+        self._differences: dict[StepDifference, None] = {}
         self._steps = LoopSteps(self._is_own, self._note, lambda length, number: None, MOST, LARGEST)
 
     def code(self) -> WatchedCode:
-        """The code of a capture, of which is found what differs between the steps."""
+        """The code of a capture, in which differences between steps are found."""
         return WatchedCode(Events(self._steps.trace, looked_at, self._is_own), self._found)
 
     def _is_own(self, frame: FrameType) -> bool:
@@ -68,8 +68,8 @@ class _Loops:
 
     def _note(self, place: Place, what: str, count: int, recorded: bool) -> None:
         if what != RESULT:
-            self._unlike[Unlike(place, what, count)] = None
+            self._differences[StepDifference(place, what, count)] = None
 
-    def _found(self) -> tuple[Unlike, ...] | None:
+    def _found(self) -> tuple[StepDifference, ...] | None:
         self._steps.end()
-        return None if self._steps.gave_up else tuple(self._unlike)
+        return None if self._steps.gave_up else tuple(self._differences)
